@@ -33,10 +33,14 @@ class Composite(Operation):
         raise NotImplementedError(f"{cls.__name__}: expected graph to be defined")
 
     @classmethod
+    def computation_graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> ComputationGraph:
+        """Return a copy of the inner graph; its INPUT nodes carry the input shapes."""
+        return cls.typed_body(cls.__name__, inputs, settings, "auto").graph.copy()
+
+    @classmethod
     def typed_body(
         cls, name: str, inputs: Mapping[str, Shape], settings: Mapping[str, Any], projection: str
     ) -> TypedGraph:
-        """Return the typed graph; its INPUT nodes carry the input shapes."""
         return _named_body(cls, name, tuple(inputs.items()), tuple(sorted(settings.items())), projection)
 
     @classmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
 from gflownet.operations.operation import INPUT_PORT
@@ -150,12 +149,6 @@ def check_alignment(adapters: Sequence[Adapter], align: str | None, kind: str, r
     if len({source.sizes for source in sources}) == 1 < len(sources):  # the layouts differ
         repair = '"layout", a setting of modules and functions, says which axes an output has'
     raise ShapeError(f"expected inputs of one {kind}{setting}, got {got}; {repair}")
-
-
-def neuron_settings(node: Node, projection: str = "auto") -> dict[str, Any]:
-    """Return the settings of the row `Neuron` for a node without operation."""
-    fixed = {"features": node.output_size, "activation": node.activation_function, "aggregation": node.aggregation}
-    return {**node.attributes, **fixed, "projection": projection}
 
 
 def inner_ports(inner: GraphElements) -> dict[str, int]:

@@ -28,16 +28,15 @@ from gflownet.graphs.operation_shapes import (
     inner_ports,
     input_shape,
     merged,
-    neuron_settings,
 )
 from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
-from gflownet.operations.neuron import Neuron, NeuronPlan
+from gflownet.operations.neuron import EdgePlan, NeuronPlan, neuron_shape
 from gflownet.operations.neuron_code import identifier
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.parameters import Initial, ParameterPlan
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
 from gflownet.operations.values import shown, thawed
-from gflownet.operations.vocabulary import PROJECTIONS, short_name
+from gflownet.operations.vocabulary import PROJECTIONS, aggregation, short_name
 
 _NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9_]+")
 _PARAMETERS = re.compile(r"(adapt|weight|bias|gate|router|proj|post|q)(_|$)")  # begin the names of parameters
@@ -658,13 +657,11 @@ class _Visit:
             raise ShapeError("expected an output_size of a node without operation, got none")
         edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id))
         shapes, align = [known[edge.source].output for edge in edges], node.attributes.get("align")
-        settings = neuron_settings(node, self._typed.projection)
         if all(shape.layout is Layout.VECTOR for shape in shapes):
             output = target = Shape((node.output_size,), Layout.VECTOR)
             adapters = tuple(Adapter(shape, shape) for shape in shapes)
         else:
-            output = Neuron.infer_shape({f"{place}": shape for place, shape in enumerate(shapes)}, settings)
-            target = join(shapes)
+            output, target = neuron_shape(shapes, node.output_size, node.activation_function), join(shapes)
             adapters = tuple(Adapter(shape, target.with_channels(shape.channels)) for shape in shapes)
             check_alignment(adapters, align, "layout and size of positions")
         late = self._late.intersection(edge.edge_id for edge in edges)
@@ -672,11 +669,23 @@ class _Visit:
         labels, label = _edge_labels(edges, is_multigraph=self._is_multigraph), f"{node.node_id}"
         if not self._typed.is_dense:  # names of parameters are identifiers there
             labels, label = {edge_id: identifier(each) for edge_id, each in labels.items()}, identifier(label)
-        nodes = self._graph.nodes
-        is_input = [nodes[edge.source].node_type is NodeType.INPUT for edge in edges]
-        ends = [(e.edge_id, e.source, i, e.edge_id in late) for e, i in zip(edges, is_input, strict=True)]
-        inputs = {labels[e.edge_id]: each.target for e, each in zip(edges, adapters, strict=True)}
-        plan = Neuron.plan(inputs, settings, node_id=node.node_id, label=label, ends=ends)
+        kind, attributes, nodes = aggregation(node.aggregation), node.attributes, self._graph.nodes
+        width, always = kind.message_size(attributes, node.output_size), self._typed.projection == "always"
+        ends = tuple(
+            EdgePlan(
+                edge.edge_id,
+                edge.source,
+                labels[edge.edge_id],
+                shape.channels,
+                reads_input=nodes[edge.source].node_type is NodeType.INPUT,
+                is_recurrent=edge.edge_id in late,
+                is_projected=always or shape.channels != width,
+            )
+            for edge, shape in zip(edges, shapes, strict=True)
+        )
+        accepted = kind.accepted() if attributes else ()
+        own = tuple(sorted((key, value) for key, value in attributes.items() if key in accepted))
+        plan = NeuronPlan(node.node_id, node.output_size, node.activation_function, node.aggregation, own, ends, label)
         return TypedNode(node, plan, {INPUT_PORT: merge}, output, node.node_id)
 
     def _tensor_node(self, node: Node, edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> TypedNode:

@@ -170,7 +170,7 @@ def examples(names: Iterator[str] | Any) -> Iterator[tuple[str, Example]]:
 def _module(row: type[Operation], inputs: dict[str, Shape], settings: dict[str, Any]) -> nn.Module:
     """Return an operation as a module that takes a tensor per port."""
     if issubclass(row, Composite):
-        return to_pytorch_model(row.typed_body(row.__name__, inputs, settings, "auto").graph)
+        return to_pytorch_model(row.computation_graph(inputs, settings))
     return StandaloneOperation(row, inputs, settings)
 
 

@@ -404,7 +404,7 @@ def generate_class(plan: TypedGraph, dialect: Dialect = FAST) -> type[Translated
     return generated
 
 
-def class_of(plan: TypedGraph, dialect: Dialect = FAST, *, is_cached: bool | None = None) -> type[TranslatedModel]:
+def class_of(plan: TypedGraph, dialect: Dialect = FAST, *, is_cached: bool | None = None) -> Any:
     """Return the class of a plan, from the cache if it is enabled."""
     if not (CACHE.is_enabled if is_cached is None else is_cached):
         return generate_class(plan, dialect)

@@ -23,7 +23,7 @@ def parts(name: str, shape: Shape, **settings: object) -> tuple[type[Operation],
 
 def translated(row: type[Operation], inputs: dict[str, Shape], settings: dict) -> nn.Module:
     assert issubclass(row, Composite)
-    return to_pytorch_model(row.typed_body(row.__name__, inputs, settings, "auto").graph)
+    return to_pytorch_model(row.computation_graph(inputs, settings))
 
 
 def num_parameters(name: str, shape: Shape, **settings: object) -> int:
