@@ -40,6 +40,8 @@ class ComputationGraph(EqualUpToIsomorphism):
             raise ValueError(f"graph: expected a bool multigraph, got {shown(self.config['multigraph'])}")
         self._nodes: dict[int, Node] = {}
         self._edges: dict[int, Edge] = {}
+        self.nodes: Mapping[int, Node] = MappingProxyType(self._nodes)  # by id
+        self.edges: Mapping[int, Edge] = MappingProxyType(self._edges)
         self._in_edges: dict[int, list[Edge]] = {}
         self._out_edges: dict[int, list[Edge]] = {}
         self._next_edge_id = 0
@@ -47,16 +49,6 @@ class ComputationGraph(EqualUpToIsomorphism):
         self._subgraphs: dict[str, ComputationGraph] = {}
         self._subgraph_key: str | None = None
         self._typed: dict[Any, TypedGraph] = {}
-
-    @property
-    def nodes(self) -> Mapping[int, Node]:
-        """The nodes by id, read-only."""
-        return MappingProxyType(self._nodes)
-
-    @property
-    def edges(self) -> Mapping[int, Edge]:
-        """The edges by id, read-only."""
-        return MappingProxyType(self._edges)
 
     @property
     def input_node_ids(self) -> list[int]:

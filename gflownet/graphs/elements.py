@@ -104,16 +104,8 @@ class GraphElements(Protocol):
     """The read-only contents of a computation graph: input of ordering, validation and size limits."""
 
     config: Mapping[str, Any]
-
-    @property
-    def nodes(self) -> Mapping[int, Node]:
-        """Nodes by id."""
-        ...
-
-    @property
-    def edges(self) -> Mapping[int, Edge]:
-        """Edges by id."""
-        ...
+    nodes: Mapping[int, Node]  # by id
+    edges: Mapping[int, Edge]
 
     def subgraph(self, name: str) -> GraphElements:
         """Return the graph that nodes apply by this name. Raises ValueError for an unknown name."""

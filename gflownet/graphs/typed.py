@@ -145,17 +145,17 @@ class TypedNode:
         """Whether the node makes the module, which others may share."""
         return self.owner == self.node.node_id
 
-    @cached_property
+    @property
     def neuron(self) -> NeuronPlan | None:
         """The plan of a neuron."""
         return self.what if isinstance(self.what, NeuronPlan) else None
 
-    @cached_property
+    @property
     def operation(self) -> AppliedOperation | None:
         """The operation; None of an input, a subgraph and a neuron."""
         return self.what.operation if isinstance(self.what, Apply) else None
 
-    @cached_property
+    @property
     def bodies(self) -> tuple[TypedGraph, ...]:
         """The graphs of a subgraph or composite, one per repetition."""
         return self.what.bodies if isinstance(self.what, Apply | Call) else ()
@@ -318,12 +318,12 @@ class TypedGraph:
         visit = _Visit(self)
         return visit.nodes, visit.failures
 
-    @property
+    @cached_property
     def nodes(self) -> dict[int, TypedNode]:
         """The nodes that depend on no failure and no broken node, sources before targets."""
         return self._visited[0]
 
-    @property
+    @cached_property
     def failures(self) -> dict[int, NodeShapeError]:
         """Why nodes have no shape, in the order of the visit."""
         return self._visited[1]
@@ -467,11 +467,11 @@ class TypedGraph:
 
     def values_of(self, graph: GraphElements) -> list[float]:
         """Return the first values of `scalars` in a graph with this key."""
-        biases, weights = Initial.BIAS, Initial.WEIGHT
+        nodes, edges, biases, weights = graph.nodes, graph.edges, Initial.BIAS, Initial.WEIGHT
         return [
-            graph.nodes[each.owner].bias
+            nodes[each.owner].bias
             if each.initial is biases
-            else graph.edges[each.owner].weight
+            else edges[each.owner].weight
             if each.initial is weights
             else 0.0
             for each in self.scalars
