@@ -60,6 +60,11 @@ class Node:
         """Name of the aggregation (any JSON value until validate() has passed)."""
         return self.attributes.get("aggregation", DEFAULT_AGGREGATION)
 
+    @property
+    def derivation(self) -> Any:
+        """Nodes with one derivation share their bias and post layer; None: none."""
+        return self.attributes.get("derivation_uuid")
+
 
 @dataclass(frozen=True)
 class Edge:

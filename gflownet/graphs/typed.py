@@ -263,7 +263,7 @@ class TypedNode:
                 num_parameters, multiply_adds = body.live_cost.num_parameters, body.live_cost.multiply_adds
                 total += OperationCost(num_parameters if is_new else 0, multiply_adds)
         except ShapeError as error:
-            name = self.operation.name if self.operation is not None else f"subgraph {self.what.name}"
+            name = self.operation.name if self.operation is not None else f"subgraph {getattr(self.what, 'name', '')}"
             raise NodeShapeError(self.node_id, f"{name}: {error}") from None
         return total
 
@@ -388,7 +388,8 @@ class TypedGraph:
     @cached_property
     def inputs(self) -> tuple[tuple[str, int, Shape], ...]:
         """Port, node id and shape, by ascending id: the arguments of forward."""
-        found = [(each.what.port, node_id, each.output) for node_id, each in self.nodes.items() if _is_input(each)]
+        nodes = self.nodes.items()
+        found = [(each.what.port, node_id, each.output) for node_id, each in nodes if isinstance(each.what, Input)]
         return tuple(sorted(found, key=lambda each: each[1]))
 
     @cached_property
@@ -499,10 +500,7 @@ class TypedGraph:
 
 def infer_shapes(graph: GraphElements) -> dict[int, TypedNode]:
     """Return the nodes of a graph whose elements are valid. Raises NodeShapeError for a node without a shape."""
-    typed = TypedGraph(graph)
-    for failure in typed.failures.values():
-        raise failure
-    return typed.nodes
+    return _complete(graph, "auto").nodes
 
 
 def graph_cost(graph: GraphElements, projection: str | None = None) -> OperationCost:
@@ -511,10 +509,14 @@ def graph_cost(graph: GraphElements, projection: str | None = None) -> Operation
     Dead nodes are left out, but neurons of a dense graph keep their parameters; `projection` overrides the setting of
     the graph.
     """
-    typed = TypedGraph(graph, projection or own_projection(graph))
+    return _complete(graph, projection or own_projection(graph)).cost
+
+
+def _complete(graph: GraphElements, projection: str) -> TypedGraph:
+    typed: TypedGraph = graph.body("", (), projection)
     for failure in typed.failures.values():
         raise failure
-    return typed.cost
+    return typed
 
 
 def own_projection(graph: GraphElements) -> str:

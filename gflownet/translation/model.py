@@ -340,7 +340,7 @@ def share_by_derivation(model: TranslatedModel, graph: ComputationGraph, *, is_e
     found: dict[tuple[Any, ...], str] = {}
     for step in model.plan.steps:
         node = graph.nodes[step.node_id]
-        derivation = node.attributes.get("derivation_uuid")  # that of the plan's node is of another graph of this class
+        derivation = node.derivation  # that of the plan's node is of another graph of this class
         for parameter in step.parameters if derivation is not None else ():
             kind = parameter.name.partition("_")[0]
             if kind not in ("bias", "post"):
