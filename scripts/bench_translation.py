@@ -67,7 +67,7 @@ def dag_rows(rounds: int) -> list[Row]:
         ("DAG of 20 live nodes, scalars / by hand", {}, HandWrittenScalarDag()),
     ):
         model = to_pytorch_model(dag_graph(), config)
-        assert len(model.plan.live_nodes) == len(DAG) - 1
+        assert len(model.plan.live_neurons) == len(DAG) - 1
         by_hand.copy_weights(model)
         rows += _forward_and_training(name, model, by_hand, (32, 256), 1.05, rounds)
     return [*rows, _dag_training_row(rounds)]
@@ -176,7 +176,7 @@ class HandWrittenDag(nn.Module):
     def copy_weights(self, model: TranslatedModel) -> None:
         """Copy the products of the model's matrices and edge weights, concatenated per node."""
         with torch.no_grad():
-            for node, layer in zip(model.plan.nodes, self.layers, strict=True):
+            for node, layer in zip(model.plan.neurons, self.layers, strict=True):
                 matrices = [
                     model.get_parameter(f"proj_{edge.label}.weight") * model.get_parameter(f"weight_{edge.label}")
                     for edge in sorted(node.edges, key=lambda edge: -edge.source)
@@ -218,7 +218,7 @@ def _copied_layers(model: TranslatedModel, layers: nn.Sequential) -> nn.Sequenti
     """Copy the products of the chain's matrices and edge weights into the layers and return them."""
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     with torch.no_grad():
-        for node, layer in zip(model.plan.nodes, linear, strict=True):
+        for node, layer in zip(model.plan.neurons, linear, strict=True):
             (edge,) = node.edges
             matrix = model.get_parameter(f"proj_{edge.label}.weight")
             layer.weight.copy_(matrix * model.get_parameter(f"weight_{edge.label}"))

@@ -25,7 +25,7 @@ from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import TRAINING_SECONDS, Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.options import option
 
 ACCURACY = "accuracy"

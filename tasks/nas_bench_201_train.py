@@ -14,7 +14,7 @@ from gflownet.evaluation.task import Cost
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 
 from .images import ImagesTask
 

@@ -85,6 +85,8 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"__main__": None, "compare": None, "generate": None, "store": None},
 )
 # A string that names a module, alone, before a class or in front of a formatted name.
+# A question to a node or graph of which kind it is; TENSOR_ATTRIBUTES are the keys.
+_NODE_KIND = re.compile(r'\bnode\.attributes\b|"(operation|subgraph)" (not )?in \w*attributes|\bis_dense\(')
 NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$")
 # Files whose strings name modules of any layer: what a command runs, and what a file of a language model may name.
 NAMING_FILES = {"gflownet/cli/arguments.py", "gflownet/rhn/checkpoint.py"}
@@ -285,7 +287,19 @@ def package_docstring_problems(root: Path) -> list[str]:
     ]
 
 
+def attribute_problems(root: Path) -> list[str]:
+    """Return the lines outside of graphs/ and envs/ that ask a node's attributes what `TypedNode` says."""
+    return [
+        f"{path.relative_to(root)}:{number}: expected a TypedNode to say what a node is, got {found.group()}"
+        for path in sorted((root / "gflownet").rglob("*.py"))
+        if path.relative_to(root).parts[1] not in ("graphs", "envs", "operations")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (found := _NODE_KIND.search(line))
+    ]
+
+
 CHECKS = (
+    attribute_problems,
     layer_problems,
     task_problems,
     circle_problems,
@@ -321,7 +335,10 @@ def test_rooms_report_a_module_more_and_many_lines_less(tmp_path: Path) -> None:
 
 # Violations that a check must detect: check, file, text of the file, words of the problem.
 VIOLATIONS = (
-    (layer_problems, "gflownet/graphs/a.py", "from gflownet.translation.plan import x", "not below"),
+    (attribute_problems, "gflownet/translation/a.py", 'x = node.attributes.get("repeat", 1)', "TypedNode"),
+    (attribute_problems, "gflownet/report/a.py", 'x = "operation" in attributes', "TypedNode"),
+    (attribute_problems, "gflownet/run/a.py", "x = is_dense(graph)", "TypedNode"),
+    (layer_problems, "gflownet/graphs/a.py", "from gflownet.translation.code import x", "not below"),
     (layer_problems, "gflownet/graphs/a.py", "def f():\n    import gflownet.run.trainer", "not below"),
     (layer_problems, "gflownet/graphs/a.py", "from gflownet import mdp", "not below"),
     (layer_problems, "gflownet/envs/a.py", "import gflownet.policy.base", "not below"),

@@ -14,7 +14,7 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.composites.convolution_blocks import dimensions
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import OperationCost, graph_cost
+from gflownet.graphs.typed import OperationCost, graph_cost
 from gflownet.operations.tensor_shape import Shape
 
 IDENTITY = Step({"name": "identity"})

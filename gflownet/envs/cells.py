@@ -26,7 +26,7 @@ from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.envs.slots import Caps, SlotEnv
 from gflownet.errors import UserError
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.operation_costs import OperationCost
+from gflownet.graphs.typed import OperationCost
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of

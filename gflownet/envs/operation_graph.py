@@ -33,8 +33,8 @@ from gflownet.envs.operation_tables import (
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Edge, Node
 from gflownet.graphs.operation import read_operation
-from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.operation_shapes import infer_shapes, input_shape
+from gflownet.graphs.operation_shapes import input_shape
+from gflownet.graphs.typed import graph_cost, infer_shapes
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext

@@ -13,7 +13,7 @@ from typing import Any
 from gflownet.errors import UserError
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation import AppliedOperation, operation, read_operation
-from gflownet.graphs.operation_costs import OperationCost
+from gflownet.graphs.typed import OperationCost
 from gflownet.operations.operation import REQUIRED
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 

@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import OperationCost, inferred_cost
-from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, output_shape
 from gflownet.graphs.subgraphs import MAX_LEVELS
+from gflownet.graphs.typed import TypedGraph
 from gflownet.graphs.validation import static_problems
 from gflownet.operations.operation import Operation, check_class, complete_settings, example_inputs
 from gflownet.operations.tensor_shape import Shape, ShapeError
@@ -36,19 +35,25 @@ class Composite(Operation):
     @classmethod
     def computation_graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> ComputationGraph:
         """Return a copy of the inner graph; its INPUT nodes carry the input shapes."""
-        return _expanded(cls, *_key(inputs, settings))[0].copy()
+        return cls.typed_body(cls.__name__, inputs, settings, "auto").graph.copy()
+
+    @classmethod
+    def typed_body(
+        cls, name: str, inputs: Mapping[str, Shape], settings: Mapping[str, Any], projection: str
+    ) -> TypedGraph:
+        return _named_body(cls, name, tuple(inputs.items()), tuple(sorted(settings.items())), projection)
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return output_shape(_expanded(cls, *_key(inputs, settings))[1])
+        return cls.typed_body(cls.__name__, inputs, settings, "auto").output
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return _cost(cls, *_key(inputs, settings)).num_parameters
+        return cls.typed_body(cls.__name__, inputs, settings, "auto").live_cost.num_parameters
 
     @classmethod
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return _cost(cls, *_key(inputs, settings)).multiply_adds
+        return cls.typed_body(cls.__name__, inputs, settings, "auto").live_cost.multiply_adds
 
     @classmethod
     def check(cls, name: str) -> None:
@@ -66,20 +71,17 @@ class Composite(Operation):
                 raise ValueError(f"{where}: expected an output, got {type(error).__name__}: {reason}") from error
 
 
-_Key = tuple[tuple[tuple[str, Shape], ...], tuple[tuple[str, Any], ...]]
-
-
-def _key(inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> _Key:
-    return tuple(inputs.items()), tuple(sorted(settings.items()))
-
-
+_Items = tuple[tuple[str, Any], ...]
 _PATH: ContextVar[tuple[Any, ...]] = ContextVar("composites being expanded", default=())
 
 
 @lru_cache(maxsize=4096)
-def _expanded(
-    row: type[Composite], inputs: tuple[tuple[str, Shape], ...], settings: tuple[tuple[str, Any], ...]
-) -> tuple[ComputationGraph, dict[int, NodeShapes]]:
+def _named_body(row: type[Composite], name: str, inputs: _Items, settings: _Items, projection: str) -> TypedGraph:
+    return _body(row, inputs, settings, projection).changed(name=name)
+
+
+@lru_cache(maxsize=4096)
+def _body(row: type[Composite], inputs: _Items, settings: _Items, projection: str) -> TypedGraph:
     key = row, inputs, settings
     if key in (path := _PATH.get()):
         raise ShapeError("expected a graph of other operations, got one that applies itself")
@@ -88,22 +90,15 @@ def _expanded(
     token = _PATH.set((*path, key))
     try:
         graph = ComputationGraph.from_dict(row.graph(dict(inputs), dict(settings)))
-        for problem in static_problems(graph):
+        for problem in static_problems(graph, {}):
             raise ShapeError(f"expected a valid graph, got {problem.message}")
-        shapes = infer_shapes(graph)
-        output_shape(shapes)
-        return graph, shapes
-    except NodeShapeError as error:
-        raise ShapeError(error.reason) from None
+        body = TypedGraph(graph, projection, name=row.__name__)
+        for failure in body.failures.values():
+            raise ShapeError(failure.reason)
+        _ = body.output
+        return body
     finally:
         _PATH.reset(token)
-
-
-@lru_cache(maxsize=4096)
-def _cost(
-    row: type[Composite], inputs: tuple[tuple[str, Shape], ...], settings: tuple[tuple[str, Any], ...]
-) -> OperationCost:
-    return inferred_cost(*_expanded(row, inputs, settings))
 
 
 class GraphData:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,9 @@ from gflownet.graphs import node_link, ordering, subgraphs
 from gflownet.graphs.canonical import CanonicalForm, EqualUpToIsomorphism
 from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, is_dense
 from gflownet.graphs.identity import coloured_graph
-from gflownet.graphs.validation import GraphProblem, graph_problems
+from gflownet.graphs.typed import TypedGraph, own_projection
+from gflownet.graphs.validation import GraphProblem, graph_problems, typed
+from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.values import frozen_attributes, shown, thawed
 
 if TYPE_CHECKING:
@@ -38,22 +40,15 @@ class ComputationGraph(EqualUpToIsomorphism):
             raise ValueError(f"graph: expected a bool multigraph, got {shown(self.config['multigraph'])}")
         self._nodes: dict[int, Node] = {}
         self._edges: dict[int, Edge] = {}
+        self.nodes: Mapping[int, Node] = MappingProxyType(self._nodes)  # by id
+        self.edges: Mapping[int, Edge] = MappingProxyType(self._edges)
         self._in_edges: dict[int, list[Edge]] = {}
         self._out_edges: dict[int, list[Edge]] = {}
         self._next_edge_id = 0
         self._identity: tuple[CanonicalForm, tuple[int, ...]] | None = None
         self._subgraphs: dict[str, ComputationGraph] = {}
         self._subgraph_key: str | None = None
-
-    @property
-    def nodes(self) -> Mapping[int, Node]:
-        """The nodes by id, read-only."""
-        return MappingProxyType(self._nodes)
-
-    @property
-    def edges(self) -> Mapping[int, Edge]:
-        """The edges by id, read-only."""
-        return MappingProxyType(self._edges)
+        self._typed: dict[Any, TypedGraph] = {}
 
     @property
     def input_node_ids(self) -> list[int]:
@@ -139,6 +134,25 @@ class ComputationGraph(EqualUpToIsomorphism):
         """Return all problems that prevent the translation of the graph; an empty list for a valid graph."""
         return graph_problems(self)
 
+    def typed(self, projection: str | None = None) -> TypedGraph:
+        """Return operations, shapes, costs and problems by node; visited once until the graph changes.
+
+        `projection` overrides the setting of the graph.
+        """
+        key = projection or own_projection(self)
+        found = self._typed.get(key) or typed(self, key)
+        if not found.problems:  # a class may be repaired
+            self._typed[key] = found
+        return found
+
+    def body(self, name: str, shapes: Sequence[Shape], projection: str) -> TypedGraph:
+        """Return a subgraph for the shapes of its INPUT nodes, by ascending id; its elements are valid."""
+        key = name, tuple(shapes), projection
+        found = self._typed.get(key) or TypedGraph(self, projection, name=name, shapes=shapes)
+        if not found.failures:
+            self._typed[key] = found
+        return found
+
     def canonical_form(self) -> CanonicalForm:
         """Return the canonical form, computed once until the graph changes."""
         return self._identified()[0]
@@ -221,6 +235,7 @@ class ComputationGraph(EqualUpToIsomorphism):
             raise ValueError(f"node {node.node_id}: expected an unused id, got one already taken")
         self._nodes[node.node_id] = node
         self._identity = self._subgraph_key = None
+        self._typed.clear()
 
     def _insert_edge(self, edge: Edge) -> None:
         if edge.edge_id in self._edges:
@@ -230,6 +245,7 @@ class ComputationGraph(EqualUpToIsomorphism):
             insort(adjacent.setdefault(end, []), edge, key=_place)
         self._next_edge_id = max(self._next_edge_id, edge.edge_id + 1)
         self._identity = self._subgraph_key = None
+        self._typed.clear()
 
     def _ids_of(self, node_type: NodeType) -> list[int]:
         return sorted(node_id for node_id, node in self._nodes.items() if node.node_type is node_type)

@@ -11,7 +11,6 @@ from itertools import count
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.elements import DEFAULT_WEIGHT, TENSOR_ATTRIBUTES, Edge, GraphElements, Node, NodeType, is_dense
-from gflownet.graphs.operation_costs import OperationCost, node_cost, own_projection, total_cost
 from gflownet.graphs.operation_labels import (
     CATEGORY_COLOURS,
     MAX_LABEL_LENGTH,
@@ -25,10 +24,10 @@ from gflownet.graphs.operation_labels import (
     node_tooltip,
     shape_text,
 )
-from gflownet.graphs.operation_shapes import MergePlan, NodeShapes, infer_shapes, inner_ports
+from gflownet.graphs.operation_shapes import MergePlan
 from gflownet.graphs.ordering import sorted_prefix
 from gflownet.graphs.outside_classes import has_missing_modules, nested_graphs
-from gflownet.graphs.validation import known_shapes
+from gflownet.graphs.typed import OperationCost, TypedNode
 from gflownet.operations.operation import INPUT_PORT, Category
 from gflownet.operations.tensor_shape import Adapter, Layout
 from gflownet.operations.values import thawed
@@ -61,8 +60,7 @@ def to_svg(graph: ComputationGraph) -> str:
     Recurrent edges (marked, or closing a cycle) are dashed, disabled edges grey and dotted. Edges without both ends in
     the graph are left out.
     """
-    node_shapes = _drawn_shapes(graph)
-    figure, caption = _Builder(graph, node_shapes, is_inner=False).figure(), _caption(graph, node_shapes)
+    figure, caption = _Builder(graph, _drawn_shapes(graph), is_inner=False).figure(), _caption(graph)
     title = f"Computation graph of {len(graph.nodes)} nodes and {len(graph.edges)} edges: {caption}"
     return figure_svg(figure, title=title, caption=caption, legend=_legend(graph))
 
@@ -72,15 +70,15 @@ def to_dot(graph: ComputationGraph) -> str:
     return figure_dot(_Builder(graph, _drawn_shapes(graph), is_inner=False).figure())
 
 
-def _drawn_shapes(graph: GraphElements) -> Mapping[int, NodeShapes]:
+def _drawn_shapes(graph: ComputationGraph) -> Mapping[int, TypedNode]:
     """Return the shapes of the nodes; none of a graph with classes that are not imported: drawing runs no such code."""
-    return {} if has_missing_modules(graph) else known_shapes(graph)
+    return {} if has_missing_modules(graph) else graph.typed().nodes
 
 
 class _Builder:
     """Items and links of one graph, in topological order."""
 
-    def __init__(self, graph: ComputationGraph, node_shapes: Mapping[int, NodeShapes], *, is_inner: bool) -> None:
+    def __init__(self, graph: ComputationGraph, node_shapes: Mapping[int, TypedNode], *, is_inner: bool) -> None:
         self._graph, self._known, self._is_inner = graph, node_shapes, is_inner
         self._items: dict[int, Item] = {}
         self._links: list[FigureLink] = []
@@ -244,10 +242,8 @@ class _Builder:
     def _cost(self, node: Node) -> OperationCost | None:
         if node.node_id not in self._known:
             return None
-        shapes = self._known[node.node_id]
-        sharing = (each for each in self._known.values() if each.shared_weights == shapes.shared_weights)
         try:
-            return node_cost(self._graph, shapes, is_first=not shapes.shared_weights or next(sharing) is shapes)
+            return self._known[node.node_id].cost
         except ValueError:  # a user's class that cannot be counted
             return None
 
@@ -262,10 +258,9 @@ class _Builder:
             inner = self._graph.subgraph(node.attributes["subgraph"])
         except ValueError:
             return None
-        node_shapes: Mapping[int, NodeShapes] = {}
+        node_shapes: Mapping[int, TypedNode] = {}
         if node.node_id in self._known:
-            shapes = {port: plan.shape for port, plan in self._known[node.node_id].inputs.items()}
-            node_shapes = infer_shapes(inner, [shapes[port] for port in inner_ports(inner)])
+            node_shapes = self._known[node.node_id].bodies[0].nodes
         builder = _Builder(inner, node_shapes, is_inner=True)
         return builder, builder.figure()
 
@@ -294,12 +289,11 @@ def _neuron_cell(node: Node) -> Cell:
     )
 
 
-def _caption(graph: GraphElements, node_shapes: Mapping[int, NodeShapes]) -> str:
+def _caption(graph: ComputationGraph) -> str:
     if has_missing_modules(graph):
         return "without shapes: classes that are not imported"
     try:
-        is_valid = node_shapes.keys() == graph.nodes.keys()
-        return cost_text(total_cost(graph, node_shapes, own_projection(graph))) if is_valid else "invalid"
+        return cost_text(graph.typed().live_cost) if graph.typed().is_complete else "invalid"
     except ValueError:  # a user's class that cannot be counted
         return "invalid"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -60,6 +60,11 @@ class Node:
         """Name of the aggregation (any JSON value until validate() has passed)."""
         return self.attributes.get("aggregation", DEFAULT_AGGREGATION)
 
+    @property
+    def derivation(self) -> Any:
+        """Nodes with one derivation share their bias and post layer; None: none."""
+        return self.attributes.get("derivation_uuid")
+
 
 @dataclass(frozen=True)
 class Edge:
@@ -104,19 +109,23 @@ class GraphElements(Protocol):
     """The read-only contents of a computation graph: input of ordering, validation and size limits."""
 
     config: Mapping[str, Any]
-
-    @property
-    def nodes(self) -> Mapping[int, Node]:
-        """Nodes by id."""
-        ...
-
-    @property
-    def edges(self) -> Mapping[int, Edge]:
-        """Edges by id."""
-        ...
+    nodes: Mapping[int, Node]  # by id
+    edges: Mapping[int, Edge]
 
     def subgraph(self, name: str) -> GraphElements:
         """Return the graph that nodes apply by this name. Raises ValueError for an unknown name."""
+        ...
+
+    def detect_cycles(self) -> tuple[int, ...]:
+        """Return ids of enabled non-recurrent edges that close a cycle."""
+        ...
+
+    def typed(self, projection: str | None = None) -> Any:
+        """Return the TypedGraph; `projection` overrides the setting of the graph."""
+        ...
+
+    def body(self, name: str, shapes: Sequence[Any], projection: str) -> Any:
+        """Return the TypedGraph of a subgraph for the shapes of its INPUT nodes, by ascending id."""
         ...
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_dense
 from gflownet.graphs.operation import OPERATIONS, graph_name, read_operation
-from gflownet.graphs.operation_shapes import NodeShapes, input_shape, repetitions
+from gflownet.graphs.operation_shapes import input_shape
 from gflownet.graphs.outside_classes import has_outside_classes, is_built_in, nested_graphs
-from gflownet.graphs.validation import known_shapes
+from gflownet.graphs.typed import Call, TypedNode
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import AXES
 from gflownet.operations.values import is_number, thawed
@@ -109,7 +109,7 @@ def _broadcasts(graph: GraphElements) -> dict[int, int]:
     """
     if not any(map(_may_broadcast, nested_graphs(graph))) or has_outside_classes(graph):
         return {}
-    return dict(_counted_broadcasts(graph, known_shapes(graph)))
+    return {node_id: _num_broadcasts(node) for node_id, node in graph.typed().nodes.items()}
 
 
 def _may_broadcast(graph: GraphElements) -> bool:
@@ -121,17 +121,13 @@ def _may_broadcast(graph: GraphElements) -> bool:
     return any(node_id in graph.nodes and "align" not in graph.nodes[node_id].attributes for node_id in several)
 
 
-def _counted_broadcasts(graph: GraphElements, node_shapes: Mapping[int, NodeShapes]) -> Iterator[tuple[int, int]]:
-    for node_id, shapes in node_shapes.items():
-        count = sum(any(adapter.is_broadcast for adapter in plan.adapters) for plan in shapes.inputs.values())
-        if "subgraph" in shapes.node.attributes:
-            inner, previous = graph.subgraph(shapes.node.attributes["subgraph"]), None
-            inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
-            for inner_shapes in repetitions(inner, inputs, shapes.node.attributes.get("repeat", 1)):
-                if inner_shapes is not previous:
-                    count += sum(number for _, number in _counted_broadcasts(inner, inner_shapes))
-                previous = inner_shapes
-        yield node_id, count
+def _num_broadcasts(node: TypedNode) -> int:
+    count, previous = sum(any(each.is_broadcast for each in plan.adapters) for plan in node.inputs.values()), None
+    for body in node.bodies if isinstance(node.what, Call) else ():
+        if body is not previous:
+            count += sum(map(_num_broadcasts, body.nodes.values()))
+        previous = body
+    return count
 
 
 def _ids_of(graph: GraphElements, node_type: NodeType) -> list[int]:

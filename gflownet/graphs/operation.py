@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -170,7 +170,10 @@ class AppliedOperation:
     name: str
     items: tuple[tuple[str, Any], ...]  # name and value of every setting, sorted
 
-    @property
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AppliedOperation, (self.name, self.items)
+
+    @cached_property
     def row(self) -> type[Operation]:
         """The class."""
         return operation(self.name)

@@ -9,8 +9,8 @@ from zlib import crc32
 
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Node
 from gflownet.graphs.operation import OPERATIONS, AppliedOperation, operation, read_operation
-from gflownet.graphs.operation_costs import OperationCost
 from gflownet.graphs.outside_classes import is_imported
+from gflownet.graphs.typed import OperationCost
 from gflownet.operations.operation import Category, category_of
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Adapter, Layout, Shape
 from gflownet.operations.values import thawed

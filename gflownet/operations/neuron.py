@@ -5,14 +5,13 @@ It is the operation of a node that names none. Letters: B batch, J in-edges, d m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from gflownet.operations.activations import Cell
-from gflownet.operations.operation import Category, Operation
 from gflownet.operations.parameters import Initial, ParameterPlan, linear_parameter
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError, join
 from gflownet.operations.vocabulary import Activation, Aggregation, activation, aggregation
@@ -132,68 +131,16 @@ class NeuronPlan:
         return flops + self.activation_class.elementwise_flops(size)
 
 
-class Neuron(Operation):
-    """act(post(aggregate(w_j P_j x_j)) + bias): a projection and a scalar weight per in-edge, aggregated.
+def neuron_shape(inputs: Sequence[Shape], features: int, activation_name: str) -> Shape:
+    """Return the output of a neuron, of a sequence position by position.
 
-    The row of a node without `operation`: its settings are the fields of the node, and it reads its in-edges one by
-    one, unmerged, in edge order. On a sequence it is applied to each position.
+    Raises:
+        ShapeError: inputs with channels before positions, or a state on a sequence.
     """
-
-    category = Category.LINEAR
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        target = join([*inputs.values()]) if inputs else Shape((settings["features"],), Layout.VECTOR)
-        if target.layout not in (Layout.VECTOR, Layout.SEQUENCE):
-            raise ShapeError(f"expected an operation or a subgraph for a {target.layout}, got none")
-        name = settings["activation"]
-        if target.layout is Layout.SEQUENCE and activation(name).max_parameters(1):
-            raise ShapeError(f"expected an activation without state of a node that maps tensors, got {name}")
-        return target.with_channels(settings["features"])
-
-    @classmethod
-    def plan(
-        cls,
-        inputs: Mapping[str, Shape],
-        settings: Mapping[str, Any],
-        *,
-        node_id: int = 0,
-        label: str = "",
-        ends: Sequence[tuple[int, int, bool, bool]] | None = None,
-    ) -> NeuronPlan:
-        """Return the plan of a neuron.
-
-        Args:
-            inputs: shapes of its in-edges by label, after the alignment.
-            settings: features, activation, aggregation with its attributes, and projection.
-            node_id: of the node.
-            label: end of the names of its own parameters.
-            ends: of each in-edge: edge id, source, whether that is an INPUT node, and whether the edge is recurrent.
-        """
-        kind, size = aggregation(settings["aggregation"]), settings["features"]
-        width, accepted = kind.message_size(settings, size), kind.accepted()
-        ends = [(place, place, False, False) for place in range(len(inputs))] if ends is None else ends
-        edges = tuple(
-            EdgePlan(*end[:2], name, shape.channels, *end[2:], is_projected(shape.channels, width, settings))
-            for (name, shape), end in zip(inputs.items(), ends, strict=True)
-        )
-        attributes = tuple(sorted((key, value) for key, value in settings.items() if key in accepted))
-        names = settings["activation"], settings["aggregation"]
-        return NeuronPlan(node_id, size, *names, attributes, edges, label)
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return cls.plan(inputs, settings).num_parameters()
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return cls.plan(inputs, settings).multiply_adds() * prod(cls.infer_shape(inputs, settings).positions)
-
-    @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        return {kind: (size,) for kind, size in cls.plan(inputs, settings).state()}
-
-
-def is_projected(source_size: int, size: int, settings: Mapping[str, Any]) -> bool:
-    """Return whether an edge from a width to a message width has a weight matrix."""
-    return settings["projection"] == "always" or source_size != size
+    target = join(inputs)
+    if target.layout not in (Layout.VECTOR, Layout.SEQUENCE):
+        raise ShapeError(f"expected an operation or a subgraph for a {target.layout}, got none")
+    if target.layout is Layout.SEQUENCE and activation(activation_name).max_parameters(1):
+        message = f"expected an activation without state of a node that maps tensors, got {activation_name}"
+        raise ShapeError(message)
+    return target.with_channels(features)

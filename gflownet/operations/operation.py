@@ -184,6 +184,11 @@ class Operation:
         return None if cls.has_products else 0
 
     @classmethod
+    def typed_body(cls, name: str, inputs: Mapping[str, Shape], settings: Mapping[str, Any], projection: str) -> Any:
+        """Return the typed graph of an operation made of others, by the name of a node; None of others."""
+        return None
+
+    @classmethod
     def check(cls, name: str) -> None:
         """Raise ValueError for a user's class that violates the contract; `standalone.check_row` runs its examples."""
         check_class(cls, name)

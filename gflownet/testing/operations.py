@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gflownet.graphs.composite import Composite
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation import operation, read_operation
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.operations.operation import WEIGHT_PORT, Example, Operation
 from gflownet.operations.standalone import StandaloneOperation, cost_of
 from gflownet.operations.tensor_shape import NUM_AXES, Layout, Shape, ShapeError

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gflownet.graphs.operation_shapes import MergePlan
+from gflownet.graphs.typed import StateSlot, TypedGraph, TypedNode
 from gflownet.operations.activations import CodeActivation
 from gflownet.operations.neuron import EdgePlan, NeuronPlan
 from gflownet.operations.neuron_code import (
@@ -22,7 +23,6 @@ from gflownet.operations.neuron_code import (
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Adapter, Layout, Shape
 from gflownet.operations.vocabulary import activation
-from gflownet.translation.plan import ModelPlan, StateSlot, StepPlan
 
 _ELEMENTWISE = {"sum": "{a} + {b}", "mean": "{a} + {b}", "product": "{a} * {b}"}
 _ELEMENTWISE |= {"max": "torch.maximum({a}, {b})", "min": "torch.minimum({a}, {b})"}
@@ -33,7 +33,7 @@ def has_own_build(row: type[Operation]) -> bool:
     return getattr(row.build, "__func__", None) is not Operation.build.__func__
 
 
-def own_build_name(step: StepPlan) -> str:
+def own_build_name(step: TypedNode) -> str:
     """The function that makes the module of a row with its own `build`, in generated code."""
     return f"build_{step.label}"
 
@@ -42,7 +42,7 @@ def own_build_name(step: StepPlan) -> str:
 class ClassWriter:
     """The source of the class of one plan."""
 
-    plan: ModelPlan
+    plan: TypedGraph
     dialect: Dialect
     class_names: Mapping[str, str] = field(default_factory=dict)  # by the key of a body
 
@@ -52,7 +52,7 @@ class ClassWriter:
             return self.added(self.plan.steps)
         return [line for step in self.plan.steps for line in self._initial(step)]
 
-    def added(self, steps: Sequence[StepPlan]) -> list[str]:
+    def added(self, steps: Sequence[TypedNode]) -> list[str]:
         """The statements that add the parameters of the next steps, besides those of modules."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class ClassWriter:
 
     def _column_lines(self) -> list[str]:
         """The statements that take the inputs out of `x` [B, F]."""
-        plans = [plan for step in self.plan.live_steps for plan in step.shapes.inputs.values()]
+        plans = [plan for step in self.plan.live_steps for plan in step.inputs.values()]
         read = {edge.source for plan in plans for edge in plan.edges}  # a recurrent edge reads it later
         read.update(node_id for node_id, _ in self.plan.outputs)
         if len(self.plan.inputs) == 1:
@@ -115,7 +115,7 @@ class ClassWriter:
         """The expression of a slot after a time step."""
         if slot.kind == "token":
             return f"torch.ones_like({slot_name('token', slot.node_id)})"
-        is_neuron = any(neuron.node_id == slot.node_id for neuron in self.plan.live_nodes)
+        is_neuron = any(neuron.node_id == slot.node_id for neuron in self.plan.live_neurons)
         if slot.kind != "output" and not (slot.kind == "hidden" and is_neuron):
             return slot_name(f"new_{slot.kind}", slot.node_id)
         # The caller may overwrite its input or the output: the state must not share their memory.
@@ -127,21 +127,21 @@ class ClassWriter:
         """The variables that forward takes."""
         return ["x"] if self.plan.is_dense else [variable(node_id) for _, node_id, _ in self.plan.inputs]
 
-    def own_build(self, step: StepPlan) -> str:
+    def own_build(self, step: TypedNode) -> str:
         """The expression that makes the module of a row with its own `build`."""
         return f"{own_build_name(step)}()"
 
-    def _initial(self, step: StepPlan) -> list[str]:
+    def _initial(self, step: TypedNode) -> list[str]:
         if step.neuron is not None:
             return self.added([step])
         lines = []
-        for merge in step.shapes.inputs.values():
+        for merge in step.inputs.values():
             for edge, adapter in zip(merge.edges, merge.adapters, strict=True):
                 if adapter.changes_channels and merge.is_learned:
                     lines.append(f"self.adapt_{step.edge_labels[edge.edge_id]} = {_projection(adapter)}")
         return [*(self.added([step]) if step.parameters else ()), *lines, *self._module(step)]
 
-    def _module(self, step: StepPlan) -> list[str]:
+    def _module(self, step: TypedNode) -> list[str]:
         if not step.is_first:
             return []
         if step.bodies:
@@ -151,19 +151,19 @@ class ClassWriter:
             if len(set(calls)) == 1:
                 return [f"self.{step.label} = nn.ModuleList([{calls[0]} for _ in range({len(calls)})])"]
             return [f"self.{step.label} = nn.ModuleList([{', '.join(calls)}])"]
-        assert step.shapes.operation is not None
-        row, settings = step.shapes.operation.row, step.shapes.operation.settings
+        assert step.operation is not None
+        row, settings = step.operation.row, step.operation.settings
         if has_own_build(row):
             return [f"self.{step.label} = {self.own_build(step)}"]
         expression = row.constructor(step.input_shapes, settings)
         return [f"self.{step.label} = {expression}"] if expression else []
 
-    def _computed(self, step: StepPlan) -> list[str]:
+    def _computed(self, step: TypedNode) -> list[str]:
         if step.neuron is not None:
             return self._neuron_lines(step, step.neuron)
         lines: list[str] = []
         values = {}
-        for port, merge in step.shapes.inputs.items():
+        for port, merge in step.inputs.items():
             if port == WEIGHT_PORT and step.tied_to:
                 values[port] = self.dialect.weight(step.tied_to)
             else:
@@ -172,8 +172,8 @@ class ClassWriter:
         result = variable(step.node_id)
         if step.bodies:
             return [*lines, *self._repeated(step, values), *self._activated(step, result)]
-        assert step.shapes.operation is not None
-        row, settings = step.shapes.operation.row, step.shapes.operation.settings
+        assert step.operation is not None
+        row, settings = step.operation.row, step.operation.settings
         call = row.call(step.input_shapes, settings)
         if self.dialect.moves_channels and "{input}.mean(" in call:
             shape = step.input_shapes[INPUT_PORT]
@@ -183,18 +183,18 @@ class ClassWriter:
         if step.slots:
             new = [slot_name(f"new_{slot.kind}", step.node_id) for slot in step.slots]
             return [*lines, f"{', '.join([result, *new])} = {expression}", *self._activated(step, result)]
-        if step.shapes.has_edge_weights:
+        if step.has_edge_weights:
             return [*lines, f"{result} = {expression}", *self._activated(step, result)]
         return [*lines, f"{result} = {_activation(step, expression)}"]
 
-    def _activated(self, step: StepPlan, name: str) -> list[str]:
+    def _activated(self, step: TypedNode, name: str) -> list[str]:
         """The statement that adds the bias to a variable and applies the activation; none for neither."""
-        has_bias = step.shapes.has_edge_weights
+        has_bias = step.has_edge_weights
         bias = self.dialect.parameter(identifier(f"bias_{step.node_id}")) if has_bias else ""
         value = _activation(step, f"{name} + {bias}" if bias else name)
         return [f"{name} = {value}"] if value != name else []
 
-    def _repeated(self, step: StepPlan, values: Mapping[str, str]) -> list[str]:
+    def _repeated(self, step: TypedNode, values: Mapping[str, str]) -> list[str]:
         """The calls of a subgraph; each repetition reads the one before at its first port named `input`."""
         result, module = variable(step.node_id), self.dialect.module(step.label)
         first = ", ".join(values[port] for port in step.ports)
@@ -207,7 +207,7 @@ class ClassWriter:
         loop = f"for _ in range({len(step.bodies)}):" if step.is_shared else f"for block in {module}:"
         return [*start, loop, f"    {result} = {module if step.is_shared else 'block'}({arguments})"]
 
-    def _repeated_with_state(self, step: StepPlan, values: Mapping[str, str]) -> list[str]:
+    def _repeated_with_state(self, step: TypedNode, values: Mapping[str, str]) -> list[str]:
         """The calls of a subgraph with state, one by one: every repetition has its own."""
         result, lines = variable(step.node_id), []
         for place, slots in enumerate(step.body_slots):
@@ -220,8 +220,8 @@ class ClassWriter:
             lines.append(f"{result}, {new} = {call}" if slots else f"{result} = {call}")
         return lines
 
-    def _neuron_lines(self, step: StepPlan, neuron: NeuronPlan) -> list[str]:
-        emitter, shape = _NeuronEmitter(step, neuron, self.dialect), step.shapes.output
+    def _neuron_lines(self, step: TypedNode, neuron: NeuronPlan) -> list[str]:
+        emitter, shape = _NeuronEmitter(step, neuron, self.dialect), step.output
         lines = node_lines(emitter)
         if not self.plan.is_dense and (not neuron.edges or neuron.attributes.get("dropout_p")):
             rows = emitter.source(neuron.edges[0]) if neuron.edges else self.arguments()[0]
@@ -231,10 +231,10 @@ class ClassWriter:
             lines.append(f"{name} = {name}.unflatten(0, (-1, {shape.positions[0]}))")
         return lines
 
-    def _merged(self, step: StepPlan, port: str, merge: MergePlan) -> tuple[list[str], str]:
+    def _merged(self, step: TypedNode, port: str, merge: MergePlan) -> tuple[list[str], str]:
         """Return the statements before the merged value of a port, and a name for it."""
         name = variable(step.node_id).replace("x", "z" if port == INPUT_PORT else f"{port}_", 1)
-        weighted = step.shapes.is_weighted(port)
+        weighted = step.is_weighted(port)
         values = [self._message(step, merge, position, is_weighted=weighted) for position in range(len(merge.edges))]
         if len(values) == 1:
             return ([], values[0]) if values[0].isidentifier() else ([f"{name} = {values[0]}"], name)
@@ -251,7 +251,7 @@ class ClassWriter:
             lines.append(f"{name} = {name} / {len(values)}")
         return lines, name
 
-    def _message(self, step: StepPlan, merge: MergePlan, position: int, *, is_weighted: bool) -> str:
+    def _message(self, step: TypedNode, merge: MergePlan, position: int, *, is_weighted: bool) -> str:
         """The aligned and weighted value of one in-edge."""
         edge, adapter = merge.edges[position], merge.adapters[position]
         label = step.edge_labels[edge.edge_id]
@@ -314,8 +314,8 @@ def _projection(adapter: Adapter) -> str:
     return f"nn.Linear({source}, {target}, bias=False)"
 
 
-def _activation(step: StepPlan, z: str) -> str:
-    name, shape = step.shapes.node.activation_function, step.shapes.output
+def _activation(step: TypedNode, z: str) -> str:
+    name, shape = step.node.activation_function, step.output
     kind = activation(name)
     if not issubclass(kind, CodeActivation):
         return outside_activation(name, kind, z)
@@ -326,9 +326,9 @@ def _activation(step: StepPlan, z: str) -> str:
 class _NeuronEmitter(NodeEmitter):
     """Sequences are flattened to rows [B T, D]."""
 
-    def __init__(self, step: StepPlan, neuron: NeuronPlan, dialect: Dialect) -> None:
+    def __init__(self, step: TypedNode, neuron: NeuronPlan, dialect: Dialect) -> None:
         super().__init__(neuron, dialect)
-        merge = step.shapes.inputs[INPUT_PORT]
+        merge = step.inputs[INPUT_PORT]
         self.adapters = {edge.edge_id: adapter for edge, adapter in zip(merge.edges, merge.adapters, strict=True)}
 
     def source(self, edge: EdgePlan) -> str:

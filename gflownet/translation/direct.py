@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gflownet.graphs.typed import TypedGraph
 from gflownet.operations.neuron_code import identifier, outside_classes
 from gflownet.operations.sequences import is_untouched
 from gflownet.translation.cache import TranslationCache
 from gflownet.translation.direct_code import direct_source, is_direct, message_factor
 from gflownet.translation.model import TranslatedModel
-from gflownet.translation.plan import ModelPlan
 
 # Models and their rows in the loss start at multiples of this many numbers, so that vectorised operations round the
 # same at every position: results are bit-identical for every set of models.
@@ -116,7 +116,7 @@ class _Layout:
             _ProjectedEdge(
                 *places[f"proj_{edge.label}.weight"], places[f"weight_{edge.label}"][0], message_factor(node)
             )
-            for node in self.plan.live_nodes
+            for node in self.plan.live_neurons
             for edge in node.edges
             if edge.is_projected
         ]
@@ -228,8 +228,8 @@ def _bound(layout: _Layout, values: Tensor, gradients: Tensor, matrices: Tensor)
     return _CODE.get(layout.plan.key, lambda: _compiled(layout.plan))(**tensors)
 
 
-def _compiled(plan: ModelPlan) -> Any:
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, **outside_classes(plan.live_nodes)}
+def _compiled(plan: TypedGraph) -> Any:
+    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, **outside_classes(plan.live_neurons)}
     exec(compile(direct_source(plan), "<gflownet DirectTraining>", "exec"), namespace)
     return namespace["make"]
 

@@ -8,16 +8,16 @@ and dL/dw of such edges undone, which direct.py turns into dL/dP and dL/dw, agai
 import re
 from dataclasses import dataclass, field
 
+from gflownet.graphs.typed import TypedGraph
 from gflownet.operations.activations import CodeActivation
 from gflownet.operations.aggregations import Concat, Extremum, Mean, Sum
 from gflownet.operations.neuron import EdgePlan, NeuronPlan
 from gflownet.operations.neuron_code import identifier, outside_name
-from gflownet.translation.plan import ModelPlan
 
 DIRECT_AGGREGATIONS = (Sum, Mean, Extremum, Concat)
 
 
-def is_direct(plan: ModelPlan) -> bool:
+def is_direct(plan: TypedGraph) -> bool:
     """Return whether DirectTraining can train models of this plan: no state, and operations with gradient code only."""
     return (
         plan.is_dense
@@ -25,7 +25,7 @@ def is_direct(plan: ModelPlan) -> bool:
         and all(
             issubclass(node.aggregation_class, DIRECT_AGGREGATIONS)
             and (issubclass(node.activation_class, CodeActivation) or node.activation_class.gradient is not None)
-            for node in plan.live_nodes
+            for node in plan.live_neurons
         )
     )
 
@@ -35,7 +35,7 @@ def message_factor(node: NeuronPlan) -> float:
     return 1 / len(node.edges) if issubclass(node.aggregation_class, Mean) and len(node.edges) > 1 else 1.0
 
 
-def direct_source(plan: ModelPlan) -> str:
+def direct_source(plan: TypedGraph) -> str:
     """The text of make(...), which takes the tensors by name (see _bound of direct.py) and returns two functions.
 
     forward(x [B, F]) returns the output [B, O] and tensors for backward(G [B, O], tensors), which takes the loss's
@@ -43,11 +43,11 @@ def direct_source(plan: ModelPlan) -> str:
     """
     code = _Code(plan)
     code.inputs()
-    for node in plan.live_nodes:
+    for node in plan.live_neurons:
         code.forward(node)
     before, code.body = code.body, []
     code.gradient_of_output()
-    for node in reversed(plan.live_nodes):
+    for node in reversed(plan.live_neurons):
         code.backward(node)
     after = code.body
     words = set(re.findall(r"\w+", "\n".join(after)))
@@ -80,7 +80,7 @@ def _joined(names: list[str]) -> str:
 class _Code:
     """The lines of code so far. `started`: nodes with a partial gradient."""
 
-    plan: ModelPlan
+    plan: TypedGraph
     tensors: dict[str, None] = field(default_factory=dict)  # an ordered set
     body: list[str] = field(default_factory=list)
     started: set[int] = field(default_factory=set)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.elements import is_dense
-from gflownet.graphs.operation_costs import OperationCost, live_nodes, node_costs
-from gflownet.graphs.operation_shapes import NodeShapes, infer_shapes
-from gflownet.operations.tensor_shape import Adapter, Layout, Shape
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.typed import Apply, Call, Input, TypedGraph, TypedNode
+from gflownet.operations.neuron import NeuronPlan
+from gflownet.operations.tensor_shape import AXES, Adapter, Layout, Shape
 from gflownet.operations.vocabulary import short_name
-from gflownet.translation.planning import TranslationConfig, build_plan, checked_options
+from gflownet.translation.planning import checked
 
 
 @dataclass(frozen=True)
@@ -95,78 +94,62 @@ def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphS
 
     Raises: ValueError for an invalid graph.
     """
-    return summarise(graph, checked_options(graph, {"projection": projection}).projection or "auto")
-
-
-def summarise(graph: ComputationGraph, projection: str) -> GraphSummary:
-    """Return the summary of a valid graph."""
-    node_shapes = infer_shapes(graph, late=graph.detect_cycles())
-    live = live_nodes(node_shapes)
-    # Live nodes first: they count the weights that dead ones share.
-    by_life = dict(sorted(node_shapes.items(), key=lambda item: item[0] not in live))
-    costs = node_costs(graph, by_life, projection)
-    nodes = tuple(
-        _summarise_node(graph, shapes, costs[node_id], is_live=node_id in live)
-        for node_id, shapes in node_shapes.items()
-        if shapes.node.node_type is not NodeType.INPUT
-    )
-    counted = [node for node in nodes if node.is_live or is_dense(graph)]  # dead neurons keep their parameters
-    options = TranslationConfig(projection=projection)
+    typed, _ = checked(graph, {"projection": projection})
+    nodes = tuple(_summarise_node(typed, node) for node in typed.nodes.values() if not isinstance(node.what, Input))
+    counted = [node for node in nodes if node.is_live or typed.is_dense]  # dead neurons keep their parameters
     return GraphSummary(
         num_parameters=sum(node.num_parameters for node in counted),
         multiply_adds=sum(node.multiply_adds for node in nodes if node.is_live),
         flops=sum(node.flops for node in nodes),
-        inputs=tuple(node_shapes[node_id].output for node_id in graph.input_node_ids),
-        outputs=tuple(node_shapes[node_id].output for node_id in graph.output_node_ids),
-        state_size=sum(slot.size for slot in build_plan(graph, options, None).slots),
+        inputs=tuple(shape for _, _, shape in typed.inputs),
+        outputs=tuple(shape for _, shape in typed.outputs),
+        state_size=sum(slot.size for slot in typed.slots),
         nodes=nodes,
     )
 
 
-def _summarise_node(graph: ComputationGraph, shapes: NodeShapes, cost: OperationCost, *, is_live: bool) -> NodeSummary:
-    inputs = tuple(plan.shape for plan in shapes.inputs.values())
-    if shapes.is_neuron:
-        inputs = tuple(adapter.source for plan in shapes.inputs.values() for adapter in plan.adapters)
+def _summarise_node(typed: TypedGraph, node: TypedNode) -> NodeSummary:
+    inputs = tuple(node.input_shapes.values())
+    if node.neuron is not None:
+        inputs = tuple(adapter.source for plan in node.inputs.values() for adapter in plan.adapters)
     return NodeSummary(
-        node_id=shapes.node.node_id,
-        operation=operation_text(shapes),
+        node_id=node.node_id,
+        operation=operation_text(node),
         inputs=inputs,
-        output=shapes.output,
-        num_parameters=cost.num_parameters,
-        multiply_adds=cost.multiply_adds,
-        elementwise_flops=cost.elementwise_flops if is_dense(graph) else 0,
-        adapters=_adapter_texts(shapes),
-        is_live=is_live,
+        output=node.output,
+        num_parameters=node.cost.num_parameters,
+        multiply_adds=node.cost.multiply_adds,
+        elementwise_flops=node.cost.elementwise_flops if typed.is_dense else 0,
+        adapters=_adapter_texts(node),
+        is_live=node.node_id in typed.live,
     )
 
 
-def operation_text(shapes: NodeShapes) -> str:
+def operation_text(node: TypedNode) -> str:
     """Return a node as text: "mean -> conv2d(features=16) -> relu"; only settings that are not defaults."""
-    node, words = shapes.node, []
-    if shapes.is_neuron:
-        return f"{node.aggregation} -> {node.activation_function}"
-    if any(len(plan.edges) > 1 for plan in shapes.inputs.values()):
-        axis = node.attributes.get("axis", "channels")
-        words.append(f"{node.aggregation}{f'(axis={axis})' if axis != 'channels' else ''}")
-    if shapes.operation is not None:
-        row = shapes.operation.row
-        settings = [f"{k}={v}" for k, v in shapes.operation.items if v != row.settings[k].default]
-        shared = f" shared as {node.attributes['share']}" if shapes.shared_weights else ""
-        words.append(short_name(shapes.operation.name) + (f"({', '.join(settings)})" if settings else "") + shared)
-    else:
-        repeat = node.attributes.get("repeat", 1)
-        shared = " shared" if shapes.shared_weights else ""
-        words.append(f"{node.attributes['subgraph']}{f' x {repeat}' if repeat > 1 else ''}{shared}")
-    if node.activation_function != "linear":
-        words.append(short_name(node.activation_function))
+    what, words = node.what, []
+    if isinstance(what, NeuronPlan):
+        return f"{what.aggregation} -> {what.activation}"
+    if merge := next((plan for plan in node.inputs.values() if len(plan.edges) > 1), None):
+        words.append(f"{merge.merge}(axis={merge.axis})" if merge.axis != AXES[0] else merge.merge)
+    if isinstance(what, Apply):
+        row = what.operation.row
+        settings = [f"{k}={v}" for k, v in what.operation.items if v != row.settings[k].default]
+        shared = f" shared as {what.share}" if what.share else ""
+        words.append(short_name(what.operation.name) + (f"({', '.join(settings)})" if settings else "") + shared)
+    elif isinstance(what, Call):
+        repeat = len(what.bodies)
+        words.append(f"{what.name}{f' x {repeat}' if repeat > 1 else ''}{' shared' if what.is_shared else ''}")
+    if node.node.activation_function != "linear":
+        words.append(short_name(node.node.activation_function))
     return " -> ".join(words)
 
 
-def _adapter_texts(shapes: NodeShapes) -> tuple[str, ...]:
+def _adapter_texts(node: TypedNode) -> tuple[str, ...]:
     """Return the in-edges that something aligns; those of a neuron are projected, which its parameters count."""
     texts = (
         f"{edge.source}: {text}"
-        for plan in shapes.inputs.values()
+        for plan in node.inputs.values()
         for edge, adapter in zip(plan.edges, plan.adapters, strict=True)
         if (text := _adapter_text(adapter, plan.align))
     )

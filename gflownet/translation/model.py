@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.typed import StateSlot, TypedGraph, TypedNode
 from gflownet.operations import layers
 from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, outside_value, slot_name, variable
 from gflownet.operations.sequences import gru_sequence, lstm_sequence, project, rhn_sequence, scaled_matrices
@@ -30,14 +31,7 @@ from gflownet.translation.cache import CACHE
 from gflownet.translation.code import ClassWriter, has_own_build, own_build_name, shape_text
 from gflownet.translation.copies import concat_copies, pad_copies
 from gflownet.translation.initial import add_parameters
-from gflownet.translation.plan import ModelPlan, StateSlot, StepPlan
-from gflownet.translation.planning import (
-    TranslationConfig,
-    build_plan,
-    checked_options,
-    parameter_values,
-    structural_key,
-)
+from gflownet.translation.planning import TranslationConfig, checked
 from gflownet.translation.table_columns import TableColumns
 
 # Matrices of one size that are scaled together: with fewer, products one by one are as fast.
@@ -137,7 +131,7 @@ class TranslatedModel(nn.Module):
     of the OUTPUT node; values of several are concatenated if all are vectors, else a tuple. See docs/translation.md.
     """
 
-    plan: ClassVar[ModelPlan]
+    plan: ClassVar[TypedGraph]
     names: ClassVar[frozenset[str]]  # of the parameters outside of layers that forward reads
     columns: TableColumns | None = None  # of a table, set by `load`
     shared: tuple[tuple[str, str], ...] = ()  # names in state_dict of one tensor, see share_by_derivation
@@ -321,9 +315,9 @@ def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | Transl
 
     Raises: ValueError that lists every problem of an invalid graph.
     """
-    options = checked_options(graph, config)
-    model_class = translated_class(graph, options)
-    values = parameter_values(graph, model_class.plan)
+    typed, options = checked(graph, config)
+    model_class = class_of(typed, is_cached=_is_cached(options))
+    values = model_class.plan.values_of(graph)
     device, dtype = torch.device(options.device), checked_dtype(options.dtype)
     is_dense = model_class.plan.is_dense
     model = model_class(values, device, dtype) if is_dense else model_class(values)
@@ -346,7 +340,7 @@ def share_by_derivation(model: TranslatedModel, graph: ComputationGraph, *, is_e
     found: dict[tuple[Any, ...], str] = {}
     for step in model.plan.steps:
         node = graph.nodes[step.node_id]
-        derivation = node.attributes.get("derivation_uuid")  # that of the plan's node is of another graph of this class
+        derivation = node.derivation  # that of the plan's node is of another graph of this class
         for parameter in step.parameters if derivation is not None else ():
             kind = parameter.name.partition("_")[0]
             if kind not in ("bias", "post"):
@@ -366,16 +360,6 @@ def share_by_derivation(model: TranslatedModel, graph: ComputationGraph, *, is_e
             model.shared += ((first, parameter.name),)
 
 
-def translated_class(graph: ComputationGraph, options: TranslationConfig) -> Any:
-    """Return the class of graphs of this structure, cached if enabled; `options` come from checked_options."""
-    key = structural_key(graph, options)
-
-    def translate() -> type[TranslatedModel]:
-        return generate_class(build_plan(graph, options, key))
-
-    return CACHE.get(key, translate) if _is_cached(options) else translate()
-
-
 def _is_cached(options: TranslationConfig) -> bool:
     return CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
 
@@ -386,21 +370,21 @@ class _FastWriter(ClassWriter):
 
     def stacked_matrices(self) -> list[list[str]]:
         groups: dict[tuple[int, int], list[str]] = {}
-        for neuron in self.plan.live_nodes if self.plan.is_dense else ():
+        for neuron in self.plan.live_neurons if self.plan.is_dense else ():
             if not neuron.aggregation_class.edge_parameter:
                 for edge in neuron.edges:
                     if edge.is_projected and neuron.scales_matrix(edge):
                         groups.setdefault((neuron.message_size, edge.source_size), []).append(edge.label)
         return [labels for labels in groups.values() if len(labels) >= MIN_STACKED]
 
-    def added(self, steps: Sequence[StepPlan]) -> list[str]:
+    def added(self, steps: Sequence[TypedNode]) -> list[str]:
         if self.plan.is_dense:
             return ["add_parameters(self, self.plan.parameters, values, device=device, dtype=dtype)"]
         places = {step.node_id: place for place, step in enumerate(self.plan.steps)}
         return [f"add_parameters(self, self.plan.steps[{places[step.node_id]}].parameters, values)" for step in steps]
 
 
-def generate_class(plan: ModelPlan, dialect: Dialect = FAST) -> type[TranslatedModel]:
+def generate_class(plan: TypedGraph, dialect: Dialect = FAST) -> type[TranslatedModel]:
     """Return a subclass of TranslatedModel with straight-line code for `plan`."""
     class_names = {body.key: f"{class_name(body)}_{index}" for index, body in enumerate(plan.bodies)}
     bodies = {class_names[body.key]: class_of(body, dialect) for body in plan.bodies}
@@ -420,22 +404,22 @@ def generate_class(plan: ModelPlan, dialect: Dialect = FAST) -> type[TranslatedM
     return generated
 
 
-def class_of(plan: ModelPlan, dialect: Dialect = FAST) -> type[TranslatedModel]:
+def class_of(plan: TypedGraph, dialect: Dialect = FAST, *, is_cached: bool | None = None) -> Any:
     """Return the class of a plan, from the cache if it is enabled."""
-    if not CACHE.is_enabled:
+    if not (CACHE.is_enabled if is_cached is None else is_cached):
         return generate_class(plan, dialect)
     key = plan.key if dialect is FAST else (plan.key, dialect.num_copies)
     return CACHE.get(key, lambda: generate_class(plan, dialect))
 
 
-def class_name(plan: ModelPlan) -> str:
+def class_name(plan: TypedGraph) -> str:
     """Return a class name for a plan: of its subgraph or composite in camel case."""
     words = re.findall(r"[A-Za-z0-9]+", plan.name)
     name = "".join(word[0].upper() + word[1:] for word in words) or "TranslatedModel"
     return name if name.isidentifier() and not iskeyword(name) else f"Block{name}"
 
 
-def _source(plan: ModelPlan, writer: ClassWriter) -> str:
+def _source(plan: TypedGraph, writer: ClassWriter) -> str:
     """Return the source of `__init__`, `forward` and, for a plan with state, of `step` and `steps`."""
     arguments = ", ".join(writer.arguments())
     head = "__init__(self, values=(), device=None, dtype=None)"
@@ -475,12 +459,12 @@ def _function(signature: str, lines: list[str]) -> str:
     return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def slots_of(plan: ModelPlan) -> str:
+def slots_of(plan: TypedGraph) -> str:
     """Return the variables of the slots as a tuple."""
     return group([slot_name(slot.kind, slot.node_id) for slot in plan.slots])
 
 
-def _checks(plan: ModelPlan, arguments: list[str]) -> list[str]:
+def _checks(plan: TypedGraph, arguments: list[str]) -> list[str]:
     lines = ['dtype = self._buffers["reference"].dtype']
     for position, (name, (_, _, shape)) in enumerate(zip(arguments, plan.inputs, strict=False)):
         is_wrong = f"{name}.dtype != dtype" if shape.layout is not Layout.TOKENS else f"{name}.is_floating_point()"
@@ -493,7 +477,7 @@ def _checks(plan: ModelPlan, arguments: list[str]) -> list[str]:
     return lines
 
 
-def memory_format_lines(plan: ModelPlan, arguments: list[str]) -> list[str]:
+def memory_format_lines(plan: TypedGraph, arguments: list[str]) -> list[str]:
     """The statements that give images the memory format of a plan."""
     images = [
         name
@@ -503,7 +487,7 @@ def memory_format_lines(plan: ModelPlan, arguments: list[str]) -> list[str]:
     return [f"{name} = {name}.contiguous(memory_format=torch.channels_last)" for name in images]
 
 
-def step_lines(plan: ModelPlan, writer: ClassWriter) -> list[str]:
+def step_lines(plan: TypedGraph, writer: ClassWriter) -> list[str]:
     """Return the statements of a time step, under torch.autocast if the plan asks for it: `y` is float32 then."""
     lines = writer.step_lines()
     if not plan.autocast:
@@ -519,10 +503,10 @@ def step_lines(plan: ModelPlan, writer: ClassWriter) -> list[str]:
     return [head, *(f"    {line}" for line in lines), cast]
 
 
-def _outside_functions(plan: ModelPlan) -> Iterator[tuple[str, Any]]:
+def _outside_functions(plan: TypedGraph) -> Iterator[tuple[str, Any]]:
     """Yield the user's classes and constructors by their names in generated code."""
     for step in plan.steps:
-        node, applied = step.shapes.node, step.shapes.operation
+        node, applied = step.node, step.operation
         if ":" in node.activation_function:
             yield outside_name(node.activation_function), outside_value(activation(node.activation_function))
         if step.neuron is not None and ":" in step.neuron.aggregation:
@@ -548,7 +532,7 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
     return dtype
 
 
-def _empty_model(plan: ModelPlan) -> TranslatedModel:
+def _empty_model(plan: TypedGraph) -> TranslatedModel:
     """Return an empty instance, filled by pickle and copy."""
     model_class = class_of(plan)
     return model_class.__new__(model_class)

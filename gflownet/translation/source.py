@@ -11,6 +11,7 @@ from keyword import iskeyword
 from torch import nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations import layers
 from gflownet.operations.activations import Cell
 from gflownet.operations.neuron_code import PLAIN, identifier, outside_name, outside_value
@@ -18,9 +19,8 @@ from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
 from gflownet.translation.code import ClassWriter, has_own_build, shape_text
-from gflownet.translation.model import class_name, memory_format_lines, parameter_values, slots_of, step_lines
-from gflownet.translation.plan import ModelPlan, StepPlan
-from gflownet.translation.planning import checked_options, checked_plan
+from gflownet.translation.model import class_name, memory_format_lines, slots_of, step_lines
+from gflownet.translation.planning import checked
 
 _USED_NAMES = ("torch", "F", "nn", "Tensor", "super", "tuple", "tensor")
 _HEADER = '''"""A network: {inputs} to {outputs}. Written by gflownet; needs only {needs}."""
@@ -54,11 +54,12 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     if iskeyword(name) or name in _USED_NAMES or name in vars(layers):
         raise ValueError(f"name: expected a name that the source does not use, got {name!r}")
     config = {"projection": projection}
-    plan, dtype = checked_plan(graph, config), checked_options(graph, config).dtype
+    plan, options = checked(graph, config)
+    dtype = options.dtype
     plans = list(_bodies_first(plan))
     _check_torch_is_enough(plans)
     names = _class_names(plans, name)
-    values = [each.values if each is not plan else parameter_values(graph, plan) for each in plans]
+    values = [each.values if each is not plan else plan.values_of(graph) for each in plans]
     first_values = [
         dict(zip((p.name for p in each.scalars), numbers, strict=True))
         for each, numbers in zip(plans, values, strict=True)
@@ -78,7 +79,7 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     return "\n\n".join([header, *layer_sources, text])
 
 
-def _check_torch_is_enough(plans: list[ModelPlan]) -> None:
+def _check_torch_is_enough(plans: list[TypedGraph]) -> None:
     """Raise ValueError for a cell that is not in torch."""
     for neuron in (step.neuron for plan in plans for step in plan.steps if step.neuron is not None):
         kind = activation(neuron.activation)
@@ -94,7 +95,7 @@ class _FileWriter(ClassWriter):
     first_values: Mapping[str, float] = field(default_factory=dict)
     option: str = ""  # keyword arguments of every parameter, after a comma
 
-    def added(self, steps: Sequence[StepPlan]) -> list[str]:
+    def added(self, steps: Sequence[TypedNode]) -> list[str]:
         # Layers of a model with other operations are cast at the end, as in memory.
         of_layers = self.option if self.plan.is_dense else ""
         return [
@@ -105,21 +106,21 @@ class _FileWriter(ClassWriter):
             if not parameter.name.endswith("weight_hh")  # in the cell of weight_ih
         ]
 
-    def own_build(self, step: StepPlan) -> str:
-        assert step.shapes.operation is not None
+    def own_build(self, step: TypedNode) -> str:
+        assert step.operation is not None
         shapes = ", ".join(
             f'"{port}": Shape({shape.sizes}, Layout("{shape.layout.value}"))'
             for port, shape in step.input_shapes.items()
         )
-        settings = {key: thawed(value) for key, value in step.shapes.operation.items}
-        return f"{outside_name(step.shapes.operation.row_home)}.build({{{shapes}}}, {settings!r})"
+        settings = {key: thawed(value) for key, value in step.operation.items}
+        return f"{outside_name(step.operation.row_home)}.build({{{shapes}}}, {settings!r})"
 
 
-def _bodies_first(plan: ModelPlan) -> Iterator[ModelPlan]:
+def _bodies_first(plan: TypedGraph) -> Iterator[TypedGraph]:
     """Yield every different plan below a plan, then the plan itself."""
-    plans: dict[str, ModelPlan] = {}
+    plans: dict[str, TypedGraph] = {}
 
-    def visit(each: ModelPlan) -> None:
+    def visit(each: TypedGraph) -> None:
         for body in each.bodies:
             visit(body)
         plans.setdefault(each.key, each)
@@ -128,7 +129,7 @@ def _bodies_first(plan: ModelPlan) -> Iterator[ModelPlan]:
     yield from plans.values()
 
 
-def _class_names(plans: list[ModelPlan], name: str) -> dict[str, str]:
+def _class_names(plans: list[TypedGraph], name: str) -> dict[str, str]:
     """Return a different class name for every plan; the last one is the model."""
     *bodies, model = plans
     names, used = {model.key: name}, {name, "F", *vars(layers)}
@@ -143,7 +144,7 @@ def _class_names(plans: list[ModelPlan], name: str) -> dict[str, str]:
 
 
 def _class_source(
-    plan: ModelPlan, names: Mapping[str, str], first_values: Mapping[str, float], dtype: str | None
+    plan: TypedGraph, names: Mapping[str, str], first_values: Mapping[str, float], dtype: str | None
 ) -> str:
     is_cast, is_model = dtype not in (None, "float32"), not plan.name
     option = f", dtype=torch.{dtype}" if is_cast else ""
@@ -162,7 +163,7 @@ def _class_source(
     return f"class {names[plan.key]}(nn.Module):\n" + "\n".join(methods)
 
 
-def _forward_methods(plan: ModelPlan, writer: ClassWriter, dtype: str | None) -> list[str]:
+def _forward_methods(plan: TypedGraph, writer: ClassWriter, dtype: str | None) -> list[str]:
     shapes = " and ".join(shape_text(shape) for _, shape in plan.outputs)
     body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
     arguments = ", ".join(writer.arguments())
@@ -185,10 +186,10 @@ def _method(signature: str, lines: list[str]) -> str:
     return f"    def {signature}:\n" + "".join(f"        {line}\n" for line in lines)
 
 
-def _imports(plan: ModelPlan) -> Iterator[str]:
+def _imports(plan: TypedGraph) -> Iterator[str]:
     """Yield the imports of the user's classes."""
     for step in plan.live_steps:
-        names = [step.shapes.node.activation_function]
+        names = [step.node.activation_function]
         names += [step.neuron.aggregation] if step.neuron is not None else []
         for name in names:
             if ":" in name:
@@ -196,7 +197,7 @@ def _imports(plan: ModelPlan) -> Iterator[str]:
                 yield f"from {module} import {leaf} as {outside_name(name)}"
                 if name == names[0] and isinstance(outside_value(activation(name)), nn.Module):
                     yield f"{outside_name(name)} = {outside_name(name)}()"
-        applied = step.shapes.operation
+        applied = step.operation
         if applied is None or step.bodies:
             continue
         homes = dict(applied.row.outside_homes(applied.settings))

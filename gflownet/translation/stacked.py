@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations.activations import CodeActivation, Softmax
 from gflownet.operations.convolution import Conv1d, Conv2d, DepthwiseConv1d, DepthwiseConv2d
 from gflownet.operations.elementary import Identity
@@ -30,7 +31,6 @@ from gflownet.operations.vocabulary import activation
 from gflownet.training.precision import SignalBatchNorm, SignalConvolution
 from gflownet.translation.copies import LinearOfCopies, joined
 from gflownet.translation.model import TranslatedModel, class_of
-from gflownet.translation.plan import ModelPlan, StepPlan
 
 # Operations that treat channels alike, or whose module is replaced by one of all copies.
 _OPERATIONS = {Conv1d, Conv2d, DepthwiseConv1d, DepthwiseConv2d, BatchNorm, Linear, Head, Identity}
@@ -57,28 +57,27 @@ def _is_as_translated(model: nn.Module) -> bool:
     return is_trained and is_untouched(model, lambda kind: kind in _MODULES or issubclass(kind, TranslatedModel))
 
 
-def _has_known_steps(plan: ModelPlan) -> bool:
+def _has_known_steps(plan: TypedGraph) -> bool:
     shapes = [shape for _, _, shape in plan.inputs]
     return all(shape.layout in _LAYOUTS for shape in shapes) and all(map(_is_known, plan.live_steps))
 
 
-def _is_known(step: StepPlan) -> bool:
-    shapes = step.shapes
-    kind = activation(shapes.node.activation_function)
+def _is_known(step: TypedNode) -> bool:
+    kind = activation(step.node.activation_function)
     has_known_activation = issubclass(kind, CodeActivation) and kind is not Softmax
-    merges = shapes.inputs.values()
+    merges = step.inputs.values()
     has_known_merges = all(
         (merge.merge != "concat" or merge.concat_axis == merge.shape.channel_axis)
         and not any(adapter.is_broadcast and adapter.source != adapter.target for adapter in merge.adapters)
         for merge in merges
     )
-    if step.neuron is not None or shapes.has_edge_weights or step.tied_to or step.slots:
+    if step.neuron is not None or step.has_edge_weights or step.tied_to or step.slots:
         return False
-    if not (has_known_activation and has_known_merges and shapes.output.layout in _LAYOUTS):
+    if not (has_known_activation and has_known_merges and step.output.layout in _LAYOUTS):
         return False
     if step.bodies:
         return all(map(_has_known_steps, step.bodies))
-    return shapes.operation is not None and shapes.operation.row in _OPERATIONS
+    return step.operation is not None and step.operation.row in _OPERATIONS
 
 
 class StackedModel(nn.Module):

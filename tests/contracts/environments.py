@@ -17,7 +17,7 @@ from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.operation_costs import OperationCost
+from gflownet.graphs.typed import OperationCost
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
 from gflownet.operations.tensor_shape import Shape

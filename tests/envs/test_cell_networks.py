@@ -15,7 +15,7 @@ from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import OperationCost, graph_cost
+from gflownet.graphs.typed import OperationCost, graph_cost
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.translation import to_pytorch_model
 from tasks.cells import graph_of_row

@@ -19,7 +19,7 @@ from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.operation_costs import OperationCost
+from gflownet.graphs.typed import OperationCost
 from gflownet.mdp.environment import Environment
 from gflownet.operations.tensor_shape import Shape
 from tasks.cells import graph_of_row

@@ -14,7 +14,7 @@ from gflownet.envs.cells import CellEnv, CostCaps
 from gflownet.envs.choice_places import read_places
 from gflownet.envs.choices import CappedSettings, ChoicesEnv
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
-from gflownet.graphs.operation_costs import OperationCost, graph_cost
+from gflownet.graphs.typed import OperationCost, graph_cost
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.moves import Moves

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gflownet.data.sampler import uniform_states
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.graphs.computation_graph import NodeType
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.translation import to_pytorch_model
 

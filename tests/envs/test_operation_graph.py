@@ -9,7 +9,7 @@ from gflownet.envs import operation_tables
 from gflownet.envs.config import EnvConfig, OperationGraphConfig
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import IllegalAction
 from gflownet.mdp.states import GraphStates

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.translation import copy_weights, to_pytorch_model
 from gflownet.translation.model import TranslatedModel
 from tests.known_networks.references import KNOWN_NETWORKS, SMALL, KnownNetwork, without_dropout

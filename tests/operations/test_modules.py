@@ -15,8 +15,8 @@ from torch import nn
 
 from gflownet.graphs import ComputationGraph, to_svg
 from gflownet.graphs.operation import operation, read_operation
-from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.operation_labels import TIMES
+from gflownet.graphs.typed import graph_cost
 from gflownet.operations.modules import FILLED, module_operation
 from gflownet.operations.operation import Category, Example
 from gflownet.operations.tensor_shape import Layout, Shape

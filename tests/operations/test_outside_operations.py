@@ -13,7 +13,7 @@ import torch
 
 from gflownet.graphs import ComputationGraph, to_dot, to_svg
 from gflownet.graphs.operation import operation, read_operation
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.operations.operation import Operation
 from gflownet.plugins import load_class
 from gflownet.translation import to_pytorch_model, to_source

@@ -7,8 +7,7 @@ from typing import Any
 import networkx as nx
 
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.operation_costs import node_costs
-from gflownet.graphs.operation_shapes import infer_shapes
+from gflownet.graphs.typed import infer_shapes
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError, join
@@ -154,7 +153,7 @@ class OperationGraphOracle(ComputationGraphOracle):
         """
         network = self.network(graph)
         known = infer_shapes(network)
-        costs = node_costs(network, known).values()
+        costs = [node.cost for node in known.values()]
         shapes = [node.output for node in known.values() if node.output.layout is not Layout.TOKENS]
         if self.output.positions and any(shape.layout is not self.output.layout for shape in shapes):
             raise ShapeError(f"expected shapes with the positions of {self.output}")

@@ -219,7 +219,7 @@ def test_front_is_sorted_by_first_objective(tmp_path):
     assert [entry["num_parameters"] for entry in entries] == [3, 1, 0, 4]
     assert entries[1]["metrics"] == {"nodes": 3.0, "edges": 5.0}
     model: Any = gflownet.load(tmp_path / FRONT_NAME, rank=1, weights=False)
-    assert len(model.plan.nodes) == 2  # one hidden node and the output
+    assert len(model.plan.neurons) == 2  # one hidden node and the output
 
 
 def test_front_of_choices_has_yaml_with_differing_places_first(tmp_path):

@@ -5,7 +5,7 @@ import torch
 
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.mdp.states import NO_EDGE, LabelledGraphs
 from gflownet.search.descriptors import Descriptors, ShapeNumbers, ordered, path_numbers, place_numbers, setting_numbers
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import OperationCost, graph_cost
+from gflownet.graphs.typed import OperationCost, graph_cost
 from gflownet.translation import summary, to_pytorch_model, to_source
 from gflownet.translation.graph_summary import GraphSummary
 from gflownet.translation.model import TranslatedModel

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.operations.tensor_shape import Layout
 from gflownet.translation import summary, to_pytorch_model, to_source
 from gflownet.translation.model import TranslatedModel

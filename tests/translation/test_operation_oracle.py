@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.translation import to_pytorch_model
 from tests.oracles.operation_evaluation import evaluate
 from tests.translation.operation_graphs import random_graph

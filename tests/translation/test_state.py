@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.operation_shapes import infer_shapes
+from gflownet.graphs.typed import graph_cost, infer_shapes
 from gflownet.translation import TranslatedModel, export_program, summary, to_onnx, to_pytorch_model, to_source
 from tests.oracles.operation_evaluation import evaluate_steps
 from tests.translation.operation_graphs import graph_of, hidden, image_input, random_graph, random_stateful_graph

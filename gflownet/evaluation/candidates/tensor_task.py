@@ -41,8 +41,6 @@ from gflownet.evaluation.data.examples import (
 from gflownet.evaluation.store.fingerprint import data_digest, function_digest
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.validation import blocking_problems
 from gflownet.operations.tensor_shape import Layout
 from gflownet.plugins import load_function
 from gflownet.training.precision import synchronize
@@ -450,11 +448,11 @@ def plain_evaluation(config: EvaluationConfig) -> EvaluationConfig:
 def computation_graph_cost(graph: ComputationGraph, *, projection: Any) -> Cost:
     """Return the size of a computation graph's model from its plan. Raises ValueError for an invalid graph."""
     # Graphs too large to translate have a plan too.
-    problems = [each for each in blocking_problems(graph, projection) if each.code != "too_many_parameters"]
+    typed = graph.typed(projection)
+    problems = [each for each in typed.problems if each.code != "too_many_parameters"]
     if problems:
         raise ValueError("; ".join(problem.message for problem in problems))
-    cost = graph_cost(graph, projection, late=graph.detect_cycles())
-    return Cost(cost.num_parameters, cost.flops)
+    return Cost(typed.cost.num_parameters, typed.cost.flops)
 
 
 @torch.inference_mode()
