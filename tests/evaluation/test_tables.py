@@ -105,7 +105,9 @@ def test_nothing_is_fitted_on_validation_and_test_rows(tmp_path):
 def test_rare_and_unknown_texts_share_an_input():
     columns, inputs = fit({"t": ["a"] * 5 + ["b"] * 5 + ["c"], "x": list(range(11))})
     assert inputs[[0, 5, 10], :3].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert columns.encoded([{"t": "never seen", "x": 1}])[0, :3].tolist() == [0, 0, 1]
+    with pytest.warns(UserWarning, match=r"^1 of 2 values of t are unknown to the training rows, such as never seen$"):
+        encoded = columns.encoded([{"t": "never seen", "x": 1}, {"t": "c", "x": 1}])
+    assert encoded[:, :3].tolist() == [[0, 0, 1]] * 2
 
 
 def test_missing_dates_are_marked_with_the_median():
@@ -286,7 +288,11 @@ def test_test_file_has_the_kinds_of_the_training_file(tmp_path):
         ([*range(30), ""], {"time": "x"}, "column x: expected a value in every row, to split by its times"),
         (range(30), {"group": "y"}, "expected a column of groups that is an input, got y"),
         (["inf", *range(30)], {}, "column x: row 2: expected a finite number, got inf"),
-        (range(30), {"columns": {"x": "ignored", "t": "ignored"}}, "expected a column of inputs with values, got x, t"),
+        (
+            range(30),
+            {"columns": {"x": "ignored", "t": "ignored"}},
+            "expected a column of inputs with values, got x (by the options), t (",
+        ),
         ([*range(3)], {"group": "x"}, "expected 5 or more groups, got 3"),
     ],
 )
