@@ -72,7 +72,7 @@ class Column:
     has_mark: bool = False  # whether one more input marks missing values
     values: Sequence[str] = ()  # text: each is one input; the empty text is a missing value
     has_others: bool = False  # text: whether one more input marks all other values
-    rare: Sequence[str] = ()  # text: the other values of the training rows
+    rare: Sequence[str] = ()  # text: the other values of the training rows, unless they are too many
     width: int = 0  # text: digits of codes of one length, such as 007, which the number 7 is, too; 0: other texts
     parts: Sequence[str] = ()  # date: day (its number) and names of periods
     format: str = ""  # of numbers (see `formats_of`) or dates
@@ -142,7 +142,7 @@ class TableColumns:
 
         Args:
             rows: a pandas DataFrame or Series, mappings by name, one mapping of values or of lists, or sequences or an
-                array with the columns in their order.
+                array, also sparse or masked, with the columns in their order.
 
         Raises:
             ValueError: a missing column, or a cell that its column cannot hold.
@@ -170,7 +170,7 @@ class TableColumns:
     def unknown(self, cells: Mapping[str, np.ndarray]) -> Iterator[str]:
         """Yield a line for each column of texts about the values that the training rows do not have."""
         for column in self.columns:
-            if column.kind is ColumnKind.TEXT:
+            if column.kind is ColumnKind.TEXT and (column.rare or not column.has_others):
                 known, texts = {*column.values, *column.rare}, [text for text in cells[column.name] if text]
                 if new := [text for text in texts if text not in known]:
                     num = f"{len(new):,} of {len(texts):,}"
@@ -211,11 +211,7 @@ class TableColumns:
 
 
 def dense(values: Any) -> Any:
-    """Return a sparse matrix of SciPy or torch as an array, other values as they are.
-
-    Raises:
-        ValueError: more than _MAX_BYTES.
-    """
+    """Return a sparse matrix of SciPy or torch as an array. Raises ValueError for more than _MAX_BYTES."""
     is_scipy = type(values).__module__.startswith("scipy.sparse")
     if not is_scipy and not getattr(values, "is_sparse", False):
         return values
@@ -233,11 +229,9 @@ def is_frame(values: Any) -> bool:
 
 
 def frame_of(rows: Any, names: Sequence[str] = ()) -> Any:
-    """Return rows, numbered from 1, as a DataFrame with texts as names; named levels of its index are columns.
+    """Return rows, see `TableColumns.encoded`, as a DataFrame numbered from 1 with texts as names.
 
-    Args:
-        rows: see `TableColumns.encoded`, or a sparse matrix.
-        names: of the columns, whose order sequences have; empty: 0, 1, 2, ...
+    Named levels of an index are columns. Sequences have the columns in the order of `names`; empty: 0, 1, 2, ...
 
     Raises:
         ValueError: rows of another length.
@@ -254,13 +248,11 @@ def frame_of(rows: Any, names: Sequence[str] = ()) -> Any:
         rows = [dict(row) if isinstance(row, Mapping | pandas.Series) else row for row in rows]
         if all(isinstance(row, Mapping) for row in rows):
             names = ()
-        else:
-            names = names or list(map(str, range(np.shape(rows[0])[0] if len(rows) and np.ndim(rows[0]) else 0)))
-            if not all(np.ndim(row) == 1 and len(row) == len(names) for row in rows):
-                raise ValueError(
-                    f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}"
-                )
+        elif not all(np.ndim(row) == 1 and len(row) == (len(names) or len(rows[0])) for row in rows):
+            raise ValueError(f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}")
         rows = pandas.DataFrame(rows, columns=list(names) or None, dtype=object)
+    elif isinstance(rows, np.ma.MaskedArray):
+        rows = pandas.DataFrame(rows, columns=list(names) or None)
     frame = pandas.DataFrame(rows)
     levels = [name for name in frame.index.names if name is not None and name not in frame]
     frame = (frame.reset_index(levels) if levels else frame).reset_index(drop=True)

@@ -26,7 +26,13 @@ from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
 from gflownet.evaluation.data.examples import IGNORED, DatasetSplit, Split, Splits, output_shape
 from gflownet.evaluation.data.files import numbered_groups, read_file
-from gflownet.evaluation.data.labelled_arrays import LabelledArrays, checked_weights, class_values, labelled
+from gflownet.evaluation.data.labelled_arrays import (
+    LabelledArrays,
+    checked_weights,
+    class_values,
+    labelled,
+    plain_targets,
+)
 from gflownet.evaluation.data.splits import NAMES as NAMES_OF_SPLITS
 from gflownet.evaluation.data.splits import (
     TEST_SHARE,
@@ -434,7 +440,9 @@ def _part(
         inputs, is_masked = dense(inputs), np.ma.is_masked(inputs) or np.ma.is_masked(targets)
         if is_frame(inputs) or is_masked or (isinstance(inputs, np.ndarray) and inputs.dtype.kind == "O"):
             given: Any = dict(zip(("group", "weights"), order, strict=False))
-            frame, names = joined(inputs, _array(targets) if isinstance(targets, Tensor) else targets, given)
+            if isinstance(targets, Tensor | list) or type(targets) is np.ndarray:
+                targets = plain_targets(np.zeros((len(targets), 1)), _array(targets), kind=reading.kind)
+            frame, names = joined(inputs, targets, given)
             return examples_of(frame, where=where, reading=replace(reading, **names), train=train)
         arrays = _array(inputs), _array(targets)
     except (ValueError, TypeError) as error:

@@ -87,6 +87,7 @@ def read_file(
                 arrays = replace(arrays, groups=numbered_groups(groups, num=num, where=where))
             if (weights := _array_of_npz(file, "weights", reading.weights, where=where)) is not None:
                 arrays = replace(arrays, weights=checked_weights(weights, num=num, where=where))
+                account.append(f"array {reading.weights or 'weights'}: weights of the examples in loss and metrics")
             given = {split: _labelled(pair, account, train=arrays, **options) for split, pair in pairs.items()}
             return replace(arrays, **given, account=tuple(account))
     except UserError:

@@ -119,6 +119,7 @@ def examples_of(
                 cells = frame[[reading.weights]]
                 weights = _targets(cells, where, kind="numbers", group=group, train=None, mark=mark)["targets"]
                 order["weights"] = checked_weights(weights, where=f"{where}: column {reading.weights}")
+                lines.append(f"{where}: column {reading.weights}: weights of the rows in loss and metrics")
     numbers = np.stack([*raw.values()], axis=1) if is_plain(raw) else np.zeros((len(frame), 0))
     found |= {"columns": tuple(inputs), "target": ",".join(targets), "table": raw, "account": tuple(lines)}
     return LabelledArrays(numbers, **found, **order)
@@ -147,15 +148,9 @@ def _names(frame: DataFrame, where: str, reading: Reading, train: LabelledArrays
 
 
 def joined(inputs: Any, targets: Any, order: Mapping[str, Any]) -> tuple[DataFrame, dict[str, str]]:
-    """Return a table of inputs, targets, groups and weights, and the fields of Reading that name its columns.
+    """Return a table of inputs, targets [N] or [N, K], groups and weights, and the fields of Reading that name these.
 
-    Args:
-        inputs: see `frame_of`.
-        targets: [N] or [N, K]; None: they are a column of the inputs.
-        order: groups or weights [N] by field of Reading; None: none.
-
-    Raises:
-        ValueError: other numbers of targets than of rows.
+    Targets are a column of the inputs without any. Raises ValueError for other numbers of them than of rows.
     """
     import pandas
 
@@ -169,7 +164,7 @@ def joined(inputs: Any, targets: Any, order: Mapping[str, Any]) -> tuple[DataFra
 
     if isinstance(targets, pandas.DataFrame) or np.ndim(targets) == 2:
         columns = pandas.DataFrame(targets).items()
-        names["target"] = ",".join([added(cells, f"target {name}") for name, cells in columns])
+        names["target"] = ",".join([added(x, n if isinstance(n, str) else f"target {n}") for n, x in columns])
     elif targets is not None:
         names["target"] = added(targets, str(getattr(targets, "name", None) or "target"))
     for option, each in order.items():

@@ -222,7 +222,7 @@ def _of_texts(column: Column, cells: np.ndarray) -> Column:
     words += f" and {num_rare} rarer ones together" if num_rare else ""
     words += ", constant" if len(values) == 1 else ""
     words += f", {_percent(cells == '')} missing" if "" in values else ""
-    rare = tuple(text for text in values.tolist() if text and text not in frequent)[:_MAX_RARE]
+    rare = tuple(text for text in values.tolist() if text not in frequent) if num_rare <= _MAX_RARE else ()
     return replace(column, values=frequent, has_others=bool(num_rare), rare=rare, words=words)
 
 
