@@ -192,24 +192,6 @@ def test_other_json_raises(data):
         TableColumns.from_dict(data)
 
 
-def test_parquet_equals_csv(tmp_path):
-    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    cells = dict(zip(HOUSE_COLUMNS, zip(*houses(), strict=True), strict=True))
-    typed = {
-        "rooms": [int(cell) if cell else None for cell in cells["rooms"]],
-        "city": [cell or None for cell in cells["city"]],
-        "sold": [date.fromisoformat(cell) for cell in cells["sold"]],
-        "garden": [{"yes": True, "no": False}.get(cell) for cell in cells["garden"]],
-        "area": [float(cell) for cell in cells["area"]],
-        "price": [float(cell) for cell in cells["price"]],
-    }
-    parquet.write_table(pyarrow.table(typed), tmp_path / "houses.parquet")
-    one, other = load(tmp_path / "houses.parquet"), load(write_houses(tmp_path / "houses.csv"))
-    assert torch.equal(one.train.inputs, other.train.inputs)
-    assert torch.equal(one.test.targets, other.test.targets)
-    assert one.columns == other.columns
-
-
 def test_decimal_commas_between_semicolons(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a;t;y\n" + "".join(f"{k},5;x, {k % 2};{k},25\n" for k in range(30)))

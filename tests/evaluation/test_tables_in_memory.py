@@ -46,6 +46,7 @@ def frame() -> pd.DataFrame:
     cells["count"] = pd.array(np.arange(NUM) % 7, dtype="Int64")
     cells.loc[::9, "count"] = pd.NA
     cells["arrow"] = pd.array(np.arange(NUM) % 5, dtype="int64[pyarrow]")
+    cells["flag"] = pd.array([[True, False, None][k % 3] for k in range(NUM)], dtype="boolean")
     cells["day"] = pd.date_range("2024", periods=NUM)[DAYS]
     return cells
 
@@ -181,8 +182,7 @@ def test_codes_of_one_width_match_their_numbers(tmp_path):
 
 
 def test_class_codes_match_their_numbers(tmp_path):
-    rows = [[VALUES[k, 0], f"{k % 3:03}"] for k in range(NUM)]
-    train = write_rows(tmp_path / "a.csv", ("x", "y"), rows)
+    train = write_rows(tmp_path / "a.csv", ("x", "y"), [[VALUES[k, 0], f"{k % 3:03}"] for k in range(NUM)])
     test = write_rows(tmp_path / "b.csv", ("x", "y"), [[0.5, 1], [0.2, "2.0"], [0.1, "000"]])
     assert load_splits(str(train), key="k.data", seed=0, test=str(test)).test.targets.tolist() == [1, 2, 0]
 
@@ -245,6 +245,7 @@ def test_metric_of_several_targets_is_their_mean(tmp_path):
 
 
 SKLEARN = {
+    "r2": lambda y, outputs, w: r2_score(y, outputs, sample_weight=w),
     "balanced_accuracy": lambda y, logits, w: balanced_accuracy_score(y, logits.argmax(1), sample_weight=w),
     "f1": lambda y, logits, w: f1_score(y, logits.argmax(1), sample_weight=w, average="macro"),
     "accuracy": lambda y, logits, w: float(((logits.argmax(1) == y) * w).sum() / w.sum()),
@@ -258,21 +259,13 @@ SKLEARN = {
 def test_weighted_metrics_match_scikit_learn(name):
     generator = torch.manual_seed(0)
     targets, weights = torch.randint(3, (60,), generator=generator), torch.rand(60, generator=generator)
-    logits = torch.randn(60, 3, generator=generator).round(decimals=1) + torch.nn.functional.one_hot(targets)
+    outputs = torch.randn(60, 3, generator=generator).round(decimals=1) + torch.nn.functional.one_hot(targets)
+    if name == "r2":
+        targets, outputs = targets[:, None].float(), outputs[:, :1]
     split = Split(torch.zeros(60, 1), targets, weights)
     measure = build_measure(METRICS[name], split, train=split, num_outputs=3)
-    batches = zip(logits.split(25), targets.split(25), weights.split(25), strict=True)
-    assert measure.value_of(batches) == pytest.approx(SKLEARN[name](targets, logits, weights), rel=1e-5)
-
-
-def test_weighted_r2_matches_scikit_learn():
-    generator = torch.manual_seed(0)
-    targets, weights = torch.randn(60, 1, generator=generator), torch.rand(60, generator=generator)
-    split = Split(torch.zeros(60, 1), targets, weights)
-    outputs = targets + torch.randn(60, 1, generator=generator)
-    measure = build_measure(METRICS["r2"], split, train=split, num_outputs=1)
-    expected = r2_score(targets, outputs, sample_weight=weights)
-    assert measure.value_of([(outputs, targets, weights)]) == pytest.approx(expected, rel=1e-5)
+    batches = zip(outputs.split(25), targets.split(25), weights.split(25), strict=True)
+    assert measure.value_of(batches) == pytest.approx(SKLEARN[name](targets, outputs, weights), rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "mae", "huber", "quantile"])

@@ -61,7 +61,7 @@ class Metric:
         Of numbers [B, O] there are O, else one.
         """
         if self.is_whole:
-            batches = [tuple(map(torch.cat, zip(*batches, strict=True)))]
+            batches = [tuple(torch.cat(each).cpu() for each in zip(*batches, strict=True))]
         total, count = torch.zeros(1, dtype=torch.float64), 0.0
         for outputs, targets, *weights in batches:
             arguments = (outputs, targets) if not targets.is_floating_point() else map(self.units, (outputs, targets))
@@ -108,16 +108,12 @@ def cross_entropy(
 
 
 def weighted(outputs: Tensor, targets: Tensor, weights: Tensor, *, loss: Loss, mean: float) -> Tensor:
-    """Return the losses [B] or [B, O] of examples times their weights [B], whose mean over the training is given.
-
-    Raises:
-        UserError: a loss that is one number per batch.
-    """
+    """Return the losses [B] times the weights [B] of mean `mean`. Raises UserError for a loss that is one per batch."""
     each = loss(outputs, targets)
     if each.shape[:1] != weights.shape:
         text = "expected one value per example, for the weights of the examples, got"
         raise UserError(f"evaluation.training.loss: {text} {list(each.shape) or 'their mean'}")
-    return each.flatten(1).mean(1) * weights / mean if each.ndim > 1 else each * weights / mean
+    return each.reshape(len(each), -1).mean(1) * weights / mean
 
 
 def original_units(values: Tensor, *, target: Target, scale: float = 1.0) -> Tensor:
@@ -170,13 +166,10 @@ def _pinball(outputs: Tensor, targets: Tensor, *, quantile: float = 0.5) -> Tens
 
 def _counts(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights [C] of the examples of each class, of those predicted as it, and of both."""
-    num, classes = outputs.shape[-1], outputs.argmax(dim=-1).flatten()
-    targets = targets.flatten()
+    num, classes, targets = outputs.shape[-1], outputs.argmax(dim=-1).flatten(), targets.flatten()
     weights = torch.ones_like(targets, dtype=torch.float64) if weights is None else weights.double()
-    masked = torch.where(classes == targets, weights, 0)
-    pairs = ((targets, weights), (classes, weights), (targets, masked))
-    true, predicted, both = (torch.bincount(each, values, minlength=num) for each, values in pairs)
-    return true, predicted, both
+    true, predicted = (torch.bincount(each, weights, minlength=num) for each in (targets, classes))
+    return true, predicted, torch.bincount(targets, weights * (classes == targets), minlength=num)
 
 
 def _balanced_accuracy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -260,9 +253,8 @@ def build_loss(
     if name not in fitting and name in ("cross_entropy", *_LOSSES):
         raise _of_other_targets("loss", name, fitting, is_classification=is_classification)
     if name == "cross_entropy":
-        options: dict[str, Any] = {"reduction": "none"} if is_weighted else {}
-        smoothing = config.label_smoothing
-        return partial(cross_entropy, label_smoothing=smoothing, weight=class_weights, axis=axis, **options)
+        options: dict[str, Any] = {"weight": class_weights, "reduction": "none" if is_weighted else "mean"}
+        return partial(cross_entropy, label_smoothing=config.label_smoothing, axis=axis, **options)
     if config.label_smoothing and config.loss != "auto":
         raise UserError(
             f"evaluation.training.label_smoothing: expected 0 with the loss {name}, got {config.label_smoothing:g}"

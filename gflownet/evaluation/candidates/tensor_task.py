@@ -335,9 +335,8 @@ class TensorTask(GFNTask):
         metric = build_metric(options.metric, axis=axis, **kind)
         source = self.splits_in_use.columns or self.splits_in_use.arrays
         if source is not None and source.target.transform:
-            numbers = original_units(self.train.targets, target=source.target)
-            units = partial(original_units, target=source.target, scale=float(numbers.std(correction=0)))
-            metric = replace(metric, units=units)
+            units = partial(original_units, target=source.target)
+            metric = replace(metric, units=partial(units, scale=float(units(self.train.targets).std(correction=0))))
         self.measure, self.test_measure = (
             build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
             for split in (self.validation, self.test_split)

@@ -243,9 +243,7 @@ def _dates(data: LabelledArrays, key: str) -> Iterator[str]:
 
 
 def _transform(targets: np.ndarray, *, named: str, key: str) -> tuple[str, list[str]]:
-    """Return the transform of the training targets, and a line about one that was found.
-
-    Found is log1p, for numbers from 0 with a heavy tail, which it brings nearer to a normal distribution.
+    """Return the transform of the training targets, and a line if log1p was chosen for a heavy tail that it shortens.
 
     Raises:
         UserError: targets of classes or below 0 with log1p.
@@ -255,7 +253,7 @@ def _transform(targets: np.ndarray, *, named: str, key: str) -> tuple[str, list[
         got = targets.min() if is_number else "classes"
         raise UserError(f"expected numbers of 0 or more with {option}=log1p, got {got}")
     if named != "auto" or not is_number or targets.ndim > 2 or targets.min() < 0:
-        return named.replace("none", "").replace("auto", ""), []
+        return "log1p" if named == "log1p" else "", []
     skew, after = (np.abs(_skewness(each)).max() for each in (targets, np.log1p(targets)))
     if skew < _HEAVY or after > skew / 2:
         return "", []
