@@ -22,7 +22,7 @@ from gflownet.evaluation.config import TrainingConfig
 from gflownet.evaluation.data.datasets import load_splits, with_standard_targets
 from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.translation import table_columns
-from gflownet.translation.table_columns import TableColumns, Target
+from gflownet.translation.table_columns import TableColumns
 from tasks.table import TableConfig, TableTask
 from tests.evaluation.table_data import write_rows
 
@@ -51,6 +51,11 @@ def frame() -> pd.DataFrame:
     return cells
 
 
+def columns_of(splits: Splits) -> TableColumns:
+    assert splits.columns is not None
+    return splits.columns
+
+
 def same(one: Splits, other: Splits) -> bool:
     return all(
         torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets) for a, b in zip(one, other, strict=True)
@@ -67,8 +72,9 @@ def test_frame_in_memory_equals_its_file(tmp_path, monkeypatch):
         assert same(splits, loaded(monkeypatch, (frame(), target)))
     assert same(splits, loaded(monkeypatch, whole))
     assert same(splits, load_splits(str(tmp_path / "a.parquet"), key="task_options.data", seed=0))
-    assert splits.columns is not None
-    assert np.array_equal(splits.columns.encoded(frame()), splits.columns.encoded(pd.read_csv(tmp_path / "a.csv")))
+    assert np.array_equal(
+        columns_of(splits).encoded(frame()), columns_of(splits).encoded(pd.read_csv(tmp_path / "a.csv"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,9 +91,8 @@ def test_frame_in_memory_equals_its_file(tmp_path, monkeypatch):
 def test_arrays_in_memory_equal_plain_ones(monkeypatch, inputs, targets):
     splits = loaded(monkeypatch, (inputs, targets))
     assert same(splits, loaded(monkeypatch, (VALUES, NAMES)))
-    assert splits.columns is not None
-    assert list(splits.columns.target.labels) == ["down", "up"]
-    assert np.allclose(splits.columns.encoded(inputs), VALUES)
+    assert list(columns_of(splits).target.labels) == ["down", "up"]
+    assert np.allclose(columns_of(splits).encoded(inputs), VALUES)
 
 
 def test_sparse_matrix_above_the_limit_raises(monkeypatch):
@@ -100,8 +105,7 @@ def test_sparse_matrix_above_the_limit_raises(monkeypatch):
 def test_masked_values_are_missing(monkeypatch):
     mask = VALUES > 1
     splits = loaded(monkeypatch, (np.ma.array(VALUES, mask=mask), np.ma.array(NAMES, mask=np.arange(NUM) < 5)))
-    assert splits.columns is not None
-    assert [column.has_mark for column in splits.columns.columns] == [True] * 3
+    assert [column.has_mark for column in columns_of(splits).columns] == [True] * 3
     assert sum(map(len, splits)) == NUM - 5
     assert "column target: 5 rows of 100 without a value left out" in splits.account[0]
     expected = loaded(monkeypatch, (pd.DataFrame(VALUES).mask(mask), pd.Series(NAMES).mask(np.arange(NUM) < 5)))
@@ -113,16 +117,14 @@ def test_labels_of_two_signs_are_classes_as_the_error_names(monkeypatch):
     with pytest.raises(UserError, match=r"got -1 in the train examples; task_options.kind=classes takes those"):
         loaded(monkeypatch, data)
     splits = loaded(monkeypatch, data, kind="classes")
-    assert splits.columns is not None
-    assert splits.columns.target.predictions(np.eye(2)).tolist() == [-1, 1]
+    assert columns_of(splits).target.predictions(np.eye(2)).tolist() == [-1, 1]
 
 
 def test_mapping_of_frames_has_the_columns_of_training(monkeypatch):
     parts = {"train": (frame()[:60], NAMES[:60]), "validation": (frame()[60:80], NAMES[60:80])}
     parts["test"] = (frame()[80:], NAMES[80:])
     splits = loaded(monkeypatch, parts)
-    assert splits.columns is not None
-    assert np.array_equal(splits.columns.encoded(frame()[80:]), splits.test.inputs.numpy())
+    assert np.array_equal(columns_of(splits).encoded(frame()[80:]), splits.test.inputs.numpy())
 
 
 def test_named_levels_of_an_index_are_columns(tmp_path, monkeypatch):
@@ -131,14 +133,12 @@ def test_named_levels_of_an_index_are_columns(tmp_path, monkeypatch):
     indexed = pd.DataFrame(VALUES, columns=list("abc"), index=index)
     indexed.to_parquet(tmp_path / "a.parquet")
     splits = load_splits(str(tmp_path / "a.parquet"), key="k.data", seed=0, group="machine")
-    assert splits.columns is not None
-    assert [column.name for column in splits.columns.columns] == ["machine", "visit", "a", "b"]
+    assert [column.name for column in columns_of(splits).columns] == ["machine", "visit", "a", "b"]
     assert same(splits, loaded(monkeypatch, indexed, group="machine"))
     assert "  training    60 rows, 12 groups" in splits.account
-    assert np.array_equal(splits.columns.encoded(indexed), splits.columns.encoded(indexed.reset_index()))
+    assert np.array_equal(columns_of(splits).encoded(indexed), columns_of(splits).encoded(indexed.reset_index()))
     unnamed = loaded(monkeypatch, indexed.reset_index(drop=True)[VALUES[:, 0] > -1])
-    assert unnamed.columns is not None
-    assert [column.name for column in unnamed.columns.columns] == ["a", "b"]
+    assert [column.name for column in columns_of(unnamed).columns] == ["a", "b"]
     dated = indexed.set_axis(pd.date_range("1949", periods=NUM, freq="MS", name="when"))
     assert len(loaded(monkeypatch, dated, time="when").train) == 60
 
@@ -164,8 +164,7 @@ def shops(tmp_path: Any, codes: list[Any], name: str = "a.csv") -> Any:
 def test_codes_of_one_width_match_their_numbers(tmp_path):
     path = shops(tmp_path, ["007", "012", "250", "001"] * 25)
     splits = load_splits(str(path), key="k.data", seed=0, test=str(shops(tmp_path, [7, "12.0", 250, 9], "b.csv")))
-    columns = splits.columns
-    assert columns is not None
+    columns = columns_of(splits)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rows = [{"code": code, "x": 0} for code in ("007", 7, 7.0, "7", np.int64(7), "7.0")]
@@ -174,8 +173,7 @@ def test_codes_of_one_width_match_their_numbers(tmp_path):
     assert splits.test.inputs[:, :-1].sum(1).tolist() == [1, 1, 1, 0]
     line = "test rows: 1 of 4 values of code are unknown to the training rows, such as 009"
     assert line in splits.account
-    mixed = load_splits(str(shops(tmp_path, ["007", "7", "12", "012"] * 25)), key="k.data", seed=0).columns
-    assert mixed is not None
+    mixed = columns_of(load_splits(str(shops(tmp_path, ["007", "7", "12", "012"] * 25)), key="k.data", seed=0))
     assert len(np.unique(mixed.encoded([{"code": "007", "x": 0}, {"code": 7, "x": 0}]), axis=0)) == 2
     with pytest.warns(UserWarning, match=r"^1 of 2 values of code are unknown to the training rows, such as 99$"):
         mixed.encoded([{"code": "99", "x": 0}, {"code": "7", "x": 0}])
@@ -194,8 +192,7 @@ def test_months_are_dates(tmp_path, format):
         tmp_path / "a.csv", ("month", "y"), [[f"{day:{format}}", k * 0.5] for k, day in enumerate(months)]
     )
     splits = load_splits(str(path), key="k.data", seed=0, time="month")
-    assert splits.columns is not None
-    assert splits.columns.columns[0].format == format
+    assert columns_of(splits).columns[0].format == format
     message = f"expected a date (%d.%m.%Y), got {months[0]:{format}}; k.columns.month={format} names a format"
     with pytest.raises(UserError, match=re.escape(message)):
         load_splits(str(path), key="k.data", seed=0, columns={"month": "%d.%m.%Y"})
@@ -203,9 +200,10 @@ def test_months_are_dates(tmp_path, format):
 
 def test_cell_that_training_could_not_read_names_its_column(tmp_path):
     rows = [["yes" if k % 2 else "no", VALUES[k, 0], k * 0.5] for k in range(NUM)]
-    columns = load_splits(str(write_rows(tmp_path / "a.csv", ("vip", "x", "y"), rows)), key="k.data", seed=0).columns
-    assert columns is not None
-    assert np.array_equal(*(columns.encoded([{"vip": vip, "x": 0}]) for vip in ("yes", True)))
+    columns = columns_of(
+        load_splits(str(write_rows(tmp_path / "a.csv", ("vip", "x", "y"), rows)), key="k.data", seed=0)
+    )
+    assert len(np.unique(columns.encoded([{"vip": vip, "x": 0} for vip in ("yes", True)]), axis=0)) == 1
     for cells, name in (({"vip": 2, "x": 0}, "vip"), ({"vip": "no", "x": [1]}, "x"), ({"vip": "no", "x": 1j}, "x")):
         with pytest.raises(ValueError, match=f"^rows: column {name}: "):
             columns.encoded([cells])
@@ -216,8 +214,9 @@ def test_several_targets_are_standardised_and_predicted(tmp_path):
     path = write_rows(tmp_path / "a.csv", ("a", "b", "c", "d", "e"), rows)
     splits = with_standard_targets(load_splits(str(path), key="k.data", seed=0, target="d,e", test=str(path)))
     assert splits.train.targets.mean(0).abs().max() < 1e-5
-    assert splits.columns is not None
-    assert np.allclose(splits.columns.predictions(splits.test.targets.numpy()), [row[3:] for row in rows], atol=1e-3)
+    assert np.allclose(
+        columns_of(splits).predictions(splits.test.targets.numpy()), [row[3:] for row in rows], atol=1e-3
+    )
     with pytest.raises(UserError, match=r"expected one target of classes, got d, e; k.kind=numbers$"):
         load_splits(str(path), key="k.data", seed=0, target="d,e", kind="classes")
 
@@ -331,21 +330,19 @@ def test_heavy_tail_is_predicted_by_its_logarithm_and_inverted(tmp_path):
     path = claims(tmp_path)
     splits = with_standard_targets(load_splits(str(path), key="k.data", seed=0))
     assert any("target: a heavy tail" in line and "k.target_transform=none" in line for line in splits.account)
-    columns = TableColumns.from_dict(json.loads(json.dumps(splits.columns.to_dict())))
+    columns = TableColumns.from_dict(json.loads(json.dumps(columns_of(splits).to_dict())))
     predicted = np.sort(columns.predictions(np.concatenate([part.targets for part in splits])[:, None]))
     assert np.allclose(predicted, np.sort(pd.read_csv(path)["claim"]), rtol=1e-3)
     assert columns.predictions(np.array([[-100.0]])).tolist() == [0]
     plain = load_splits(str(path), key="k.data", seed=0, target_transform="none")
-    assert plain.columns is not None
-    assert plain.columns.target.transform == ""
+    assert columns_of(plain).target.transform == ""
     with pytest.raises(UserError, match=r"expected numbers of 0 or more with k.target_transform=log1p, got -"):
         load_splits(str(path), key="k.data", seed=0, target="a", target_transform="log1p")
 
 
 def test_metric_of_a_transformed_target_is_in_its_units(tmp_path):
     task = make_task(claims(tmp_path))
-    targets, target = task.validation.targets, task.splits_in_use.columns.target
-    assert isinstance(target, Target)
+    targets, target = task.validation.targets, columns_of(task.splits_in_use).target
     outputs = targets + 0.3
     true, predicted = (target.predictions(each.numpy()) for each in (targets, outputs))
     constant = target.predictions(task.train.targets.numpy()).mean()

@@ -99,7 +99,7 @@ def cross_entropy(
 ) -> Tensor:
     """Return the mean cross-entropy of logits [B, C], or with positions, in nats; `weight` [C] of the classes.
 
-    Positions without a target, IGNORED, have no loss; `axis` is that of the classes. `reduction`: as in torch.
+    Positions without a target, IGNORED, have no loss; `axis`: of the classes; `reduction`: as in torch.
     """
     if outputs.ndim > 2:
         outputs, targets = outputs.movedim(axis, -1).flatten(0, -2), targets.flatten()
@@ -242,8 +242,8 @@ def build_loss(
 ) -> Loss:
     """Return the training loss; `class_weights` [C] are those of evaluation.training.class_weights, if any.
 
-    `axis` is that of the classes. A module:function gets the outputs as the model returns them. `is_weighted`: whether
-    the loss is that of each example, for `weighted`.
+    `axis`: of the classes. A module:function gets the outputs as the model returns them. `is_weighted`: whether the loss
+    has a value per example, for `weighted`.
 
     Raises:
         UserError: an unknown name, a loss of other targets, or label smoothing with another loss than cross_entropy.

@@ -453,7 +453,7 @@ def build_measure(metric: Metric, examples: Examples, *, train: Examples, num_ou
 
 
 def constant_batches(constant: Tensor, targets: Tensor, *, axis: int, weights: Tensor | None = None) -> Iterator[Batch]:
-    """Yield the outputs of a constant prediction with their targets and weights; `axis` is that of classes."""
+    """Yield the outputs of a constant prediction with their targets and weights; `axis`: of the classes."""
     parts = [targets] if weights is None else [targets, weights]
     size = max(1, _TARGETS_AT_ONCE // max(1, targets[0].numel()))
     for part, *others in zip(*(each.split(size) for each in parts), strict=True):

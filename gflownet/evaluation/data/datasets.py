@@ -58,7 +58,7 @@ MIN_EXAMPLES = 5
 _CONSTANT = 1e-12  # largest deviation of values that count as constant
 # Grey values of the images of scikit-learn's digits run from 0 to 16.
 MAX_GREY_VALUE = 16.0
-_HEAVY = 3.0  # skewness of targets from which their logarithm is predicted; that of an exponential distribution is 2
+_HEAVY = 3.0  # skewness of targets from which their logarithm is predicted; 2 for an exponential distribution
 
 
 def splits_of(config: TaskConfig) -> Splits:
