@@ -242,8 +242,8 @@ def build_loss(
 ) -> Loss:
     """Return the training loss; `class_weights` [C] are those of evaluation.training.class_weights, if any.
 
-    `axis`: of the classes. A module:function gets the outputs as the model returns them. `is_weighted`: whether the loss
-    has a value per example, for `weighted`.
+    `axis`: of the classes. A module:function gets the outputs as the model returns them. `is_weighted`: whether
+    the loss has a value per example, for `weighted`.
 
     Raises:
         UserError: an unknown name, a loss of other targets, or label smoothing with another loss than cross_entropy.
