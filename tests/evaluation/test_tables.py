@@ -15,25 +15,18 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
 
-from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.data.datasets import load_splits, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import Splits
 from gflownet.evaluation.data.table_fitting import MAX_VALUES, MIN_ROWS, find_columns, fitted
 from gflownet.translation.table_columns import ColumnKind, TableColumns, Target, parsed
-from tasks.table import TableConfig, TableTask
-from tests.evaluation.table_data import FORMS, HOUSE_COLUMNS, houses, write_houses, write_rows
+from tests.evaluation.table_data import FORMS, HOUSE_COLUMNS, columns_of, houses, make_task, write_houses, write_rows
 
 TARGET = Target("y", has_classes=False)
 
 
 def load(path: Path, **options: Any) -> Splits:
     return load_splits(str(path), **{"key": "task_options.data", "seed": 0} | options)
-
-
-def columns_of(splits: Splits) -> TableColumns:
-    assert splits.columns is not None
-    return splits.columns
 
 
 def fit(cells: dict[str, list[Any]], rows: Any = slice(None), **kinds: str) -> tuple[TableColumns, np.ndarray]:
@@ -46,11 +39,6 @@ def fit(cells: dict[str, list[Any]], rows: Any = slice(None), **kinds: str) -> t
     num = len(next(iter(cells.values())))
     columns = fitted(table, np.arange(num)[rows], TARGET)
     return columns, columns.features({column.name: each for column, each in table.items()})
-
-
-def make_task(path: Path, *overrides: str) -> TableTask:
-    config = load_config("table", [f"task_options.data={path}", "evaluation.num_epochs=2", *overrides])
-    return TableTask(with_task_options(config, TableConfig))
 
 
 def test_kinds_of_columns_are_found(tmp_path):
@@ -270,6 +258,9 @@ def test_test_file_has_the_kinds_of_the_training_file(tmp_path):
         ([*range(30), ""], {"time": "x"}, "column x: expected a value in every row, to split by its times"),
         (range(30), {"group": "y"}, "expected a column of groups that is an input, got y"),
         (["inf", *range(30)], {}, "column x: row 2: expected a finite number, got inf"),
+        ([*range(-1, 30)], {"weights": "x"}, "column x: expected weights of 0 or more, got -1.0"),
+        ([*range(30), ""], {"weights": "x"}, "column x: expected weights of 0 or more, got nan"),
+        (range(30), {"weights": "t"}, "column t: row 2: expected a finite number, got p"),
         (
             range(30),
             {"columns": {"x": "ignored", "t": "ignored"}},
