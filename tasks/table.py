@@ -33,7 +33,7 @@ class TableConfig:
         "wine", "wine, iris, breast_cancer, diabetes, digits, a path (CSV, Parquet or npz) or module:callable"
     )
     data_test: str = option("", "path of a file with test rows; empty: a fifth of the rows")
-    target: str = option("", "column of a file with the target; empty: the last")
+    target: str = option("", "column with the target, or several of numbers as a,b; empty: the last")
     kind: Literal["auto", "classes", "numbers"] = option(
         "auto", "the target is a class or a number; auto: text and up to 50 different whole numbers are classes"
     )
@@ -45,6 +45,10 @@ class TableConfig:
         "others are found from their cells",
     )
     group: str = option("", "column whose equal values stay in one split, such as a patient; no input")
+    weights: str = option("", "column of the weights of the rows in loss and metrics; no input")
+    target_transform: Literal["auto", "log1p", "none"] = option(
+        "auto", "predict log(1 + target), of numbers from 0; auto: of those with a heavy tail"
+    )
     time: str = option("", "column in whose order rows are split: the oldest are trained on, the newest are the test")
     duplicates: Literal["refuse", "together", "keep"] = option(
         "together", "equal rows: together in one split, by chance as other rows (keep), or refuse more than 5 %"

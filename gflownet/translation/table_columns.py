@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -39,12 +41,15 @@ ISO = "iso"
 _DAYS = ("%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y")
 _DAYS += ("%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y")
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S %z", " %I:%M %p", " %I:%M:%S %p")
-DATE_FORMATS = (ISO, *map("".join, product(_DAYS, _TIMES)))
+_MONTHS = ("%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%b-%Y", "%B %Y")
+DATE_FORMATS = (ISO, *map("".join, product(_DAYS, _TIMES)), *_MONTHS)
 # Periods of a date in days, each of which is two inputs, sine and cosine.
 _PERIODS = {"year": 365.2425, "week": 7.0, "hour": 1.0}
 _EPOCH = datetime(1970, 1, 1)
 _MAX_SHOWN = 10  # classes in the table of columns
 NUM_WORDS = 128  # inputs of a column of words
+_NESTED = (list, tuple, set, frozenset, Mapping, np.ndarray)  # cells of several values
+_MAX_BYTES = 2 * 10**9  # of a sparse matrix as a dense one
 
 
 class ColumnKind(StrEnum):
@@ -67,6 +72,8 @@ class Column:
     has_mark: bool = False  # whether one more input marks missing values
     values: Sequence[str] = ()  # text: each is one input; the empty text is a missing value
     has_others: bool = False  # text: whether one more input marks all other values
+    rare: Sequence[str] = ()  # text: the other values of the training rows, unless they are too many
+    width: int = 0  # text: digits of codes of one length, such as 007, which the number 7 is, too; 0: other texts
     parts: Sequence[str] = ()  # date: day (its number) and names of periods
     format: str = ""  # of numbers (see `formats_of`) or dates
     skips_others: bool = False  # number: other texts are missing values
@@ -104,6 +111,7 @@ class Target:
     labels: Sequence[Any] = ()  # of the classes; empty: their numbers
     mean: Sequence[float] = ()  # [O] of numbers; empty: predicted as they are
     deviation: Sequence[float] = ()
+    transform: str = ""  # of numbers before they are standardised: log1p; empty: none
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """Return the classes [N] of logits [N, O], or the numbers [N] or [N, O], in the units of the data."""
@@ -111,6 +119,7 @@ class Target:
             classes = outputs.argmax(axis=1)
             return np.array(self.labels)[classes] if self.labels else classes
         numbers = outputs * np.array(self.deviation) + np.array(self.mean) if self.mean else outputs
+        numbers = np.maximum(np.expm1(numbers), 0) if self.transform else numbers
         return numbers[:, 0] if numbers.shape[1] == 1 else numbers
 
 
@@ -133,17 +142,21 @@ class TableColumns:
 
         Args:
             rows: a pandas DataFrame or Series, mappings by name, one mapping of values or of lists, or sequences or an
-                array with the columns in their order.
+                array, also sparse or masked, with the columns in their order.
 
         Raises:
             ValueError: a missing column, or a cell that its column cannot hold.
         """
-        frame = _frame_of(rows, [column.name for column in self.columns])
-        names = list(map(str, frame.columns))
+        frame = frame_of(rows, [column.name for column in self.columns])
+        names = list(frame.columns)
         if missing := [column.name for column in self.inputs if column.name not in names]:
             raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(names) or 'none'}")
+        check_cells(frame[[column.name for column in self.inputs]], where="rows")
         cells = [(column, frame.iloc[:, names.index(column.name)].tolist()) for column in self.inputs]
-        return self.features({c.name: parsed(each, c, where="rows", rows=range(len(each))) for c, each in cells})
+        table = {c.name: parsed(each, c, where="rows", rows=range(len(each))) for c, each in cells}
+        for line in self.unknown(table):
+            warnings.warn(line, stacklevel=3)
+        return self.features(table)
 
     def features(self, cells: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the parsed cells of columns by name as inputs [N, F], float32."""
@@ -153,6 +166,15 @@ class TableColumns:
             return inputs
         deviation = np.array(self.deviation, dtype=np.float32)
         return (inputs - np.array(self.mean, dtype=np.float32)) / np.where(deviation > 0, deviation, np.float32("inf"))
+
+    def unknown(self, cells: Mapping[str, np.ndarray]) -> Iterator[str]:
+        """Yield a line for each column of texts about the values that the training rows do not have."""
+        for column in self.columns:
+            if column.kind is ColumnKind.TEXT and (column.rare or not column.has_others):
+                known, texts = {*column.values, *column.rare}, [text for text in cells[column.name] if text]
+                if new := [text for text in texts if text not in known]:
+                    num = f"{len(new):,} of {len(texts):,}"
+                    yield f"{num} values of {column.name} are unknown to the training rows, such as {new[0]}"
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """Return the classes or numbers of outputs, see `Target`."""
@@ -188,23 +210,67 @@ class TableColumns:
             raise ValueError(f"expected the columns of a table, got {type(error).__name__}: {error}") from None
 
 
-def _frame_of(rows: Any, names: Sequence[str]) -> Any:
-    """Return rows as a DataFrame; sequences have the columns in their order."""
+def dense(values: Any) -> Any:
+    """Return a sparse matrix of SciPy or torch as an array. Raises ValueError for more than _MAX_BYTES."""
+    is_scipy = type(values).__module__.startswith("scipy.sparse")
+    if not is_scipy and not getattr(values, "is_sparse", False):
+        return values
+    size = math.prod(values.shape) * values.dtype.itemsize
+    if size > _MAX_BYTES:
+        limit = f"expected a sparse matrix of at most {_MAX_BYTES / 1e9:g} GB as a dense one"
+        raise ValueError(f"{limit}, got {list(values.shape)} ({size / 1e9:.3g} GB)")
+    return values.toarray() if is_scipy else values.to_dense().numpy()
+
+
+def is_frame(values: Any) -> bool:
+    """Return whether values are a DataFrame or a Series of pandas, which nothing else here imports."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(values, pandas.DataFrame | pandas.Series)
+
+
+def frame_of(rows: Any, names: Sequence[str] = ()) -> Any:
+    """Return rows, see `TableColumns.encoded`, as a DataFrame numbered from 1 with texts as names.
+
+    Named levels of an index are columns. Sequences have the columns in the order of `names`; empty: 0, 1, 2, ...
+
+    Raises:
+        ValueError: rows of another length.
+    """
     import pandas
 
+    rows = dense(rows)
     if isinstance(rows, pandas.Series):
         rows = pandas.DataFrame([rows]) if set(names) & set(map(str, rows.index)) else rows.to_frame()
-    if isinstance(rows, pandas.DataFrame):
-        return rows
-    if isinstance(rows, Mapping):
+    elif isinstance(rows, Mapping):
         is_row = all(map(pandas.api.types.is_scalar, rows.values()))
-        return pandas.DataFrame([rows] if is_row else dict(rows), dtype=object)
-    rows = [dict(row) if isinstance(row, Mapping | pandas.Series) else row for row in rows]
-    if all(isinstance(row, Mapping) for row in rows):
-        return pandas.DataFrame(rows, dtype=object)
-    if not all(np.ndim(row) == 1 and len(row) == len(names) for row in rows):
-        raise ValueError(f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}")
-    return pandas.DataFrame(rows, columns=list(names), dtype=object)
+        rows = pandas.DataFrame([rows] if is_row else dict(rows), dtype=object)
+    elif not isinstance(rows, pandas.DataFrame | np.ma.MaskedArray):
+        rows = [dict(row) if isinstance(row, Mapping | pandas.Series) else row for row in rows]
+        if all(isinstance(row, Mapping) for row in rows):
+            names = ()
+        elif not all(np.ndim(row) == 1 and len(row) == (len(names) or len(rows[0])) for row in rows):
+            raise ValueError(f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}")
+        rows = pandas.DataFrame(rows, columns=list(names) or None, dtype=object)
+    elif isinstance(rows, np.ma.MaskedArray):
+        rows = pandas.DataFrame(rows, columns=list(names) or None)
+    frame = pandas.DataFrame(rows)
+    levels = [name for name in frame.index.names if name is not None and name not in frame]
+    frame = (frame.reset_index(levels) if levels else frame).reset_index(drop=True)
+    return frame.set_axis(list(map(str, frame)), axis=1).set_axis(range(1, len(frame) + 1))
+
+
+def check_cells(frame: Any, *, where: str, hint: str = "give each entry its own column") -> None:
+    """Raise UserError for a column of a DataFrame whose cells hold several values, such as a list or a struct.
+
+    The hint has NAME in place of the column.
+    """
+    for name, cells in frame.items():
+        nested = next((cell for cell in cells.tolist() if isinstance(cell, _NESTED)), None)
+        if nested is not None:
+            got = f"a {type(nested).__name__} such as {' '.join(str(nested).split())[:40]}"
+            raise UserError(
+                f"{where}: column {name}: expected one value in a cell, got {got}; {hint.replace('NAME', name)}"
+            )
 
 
 def _hashed_words(cells: np.ndarray) -> np.ndarray:
@@ -289,7 +355,8 @@ def parsed(cells: Sequence[Any], column: Column, *, where: str, rows: Sequence[i
     if column.kind is ColumnKind.IGNORED:
         return np.zeros(len(cells))
     if column.kind in (ColumnKind.TEXT, ColumnKind.WORDS):
-        return np.array(["" if is_missing(cell) else text_of(cell) for cell in cells], dtype=object)
+        texts = ["" if is_missing(cell) else text_of(cell) for cell in cells]
+        return np.array([with_width(text, column.width) for text in texts], dtype=object)
     values, is_date = np.full(len(cells), math.nan), column.kind is ColumnKind.DATE
     for place, cell in enumerate(cells):
         if is_missing(cell):
@@ -301,9 +368,23 @@ def parsed(cells: Sequence[Any], column: Column, *, where: str, rows: Sequence[i
             expected = f"a date ({column.format})" if is_date else "a finite number"
             expected += f" written as {column.format}" if column.format and not is_date else ""
             row = f"column {column.name}: row {rows[place]}"
-            raise UserError(f"{where}: {row}: expected {expected}, got {str(cell).strip()}")
+            group, format = where.partition(":")[0].rpartition(".")[0], next(iter(formats_of_dates([cell])), "%Y-%m")
+            hint = f"; {group}.columns.{column.name}={format} names a format" if is_date and group else ""
+            raise UserError(f"{where}: {row}: expected {expected}, got {str(cell).strip()}{hint}")
         values[place] = value
     return values
+
+
+def code_width(texts: Sequence[str]) -> int:
+    """Return the number of digits of texts that are codes of one length, 0 for other texts."""
+    widths = {len(text) if text.isascii() and text.isdecimal() else 0 for text in texts}
+    return widths.pop() if len(widths) == 1 else 0
+
+
+def with_width(text: str, width: int) -> str:
+    """Return a code with a number of digits, such as 007 for 7 and 7.0; other texts as they are."""
+    whole = text.partition(".")[0] if width and re.fullmatch(r"\d+(\.0+)?", text, re.ASCII) else ""
+    return whole.zfill(width) if whole else text
 
 
 def text_of(cell: Any) -> str:
@@ -315,7 +396,8 @@ def number_of(cell: Any, format: str = "") -> float | None:
     """Return the number of a cell, 1 or 0 for true or false, None for other cells."""
     if not isinstance(cell, str):
         is_known = isinstance(cell, int | float | np.number | np.bool_)
-        return float(cell) if is_known else _written_number(str(cell), PLAIN)
+        number = float(cell) if is_known else _written_number(str(cell), PLAIN)
+        return None if format == YES_NO and number not in (0, 1) else number
     text = cell.strip()
     if format == YES_NO and text.lower() in BOOLEANS:
         return BOOLEANS[text.lower()]
@@ -333,6 +415,11 @@ def days_of(cell: Any, format: str) -> float | None:
     moment = cell if isinstance(cell, datetime) else datetime(cell.year, cell.month, cell.day)
     moment = moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
     return (moment - _EPOCH) / timedelta(days=1)
+
+
+def formats_of_dates(texts: Sequence[Any]) -> list[str]:
+    """Return the formats in which all texts are dates."""
+    return [each for each in DATE_FORMATS if texts and all(days_of(text, each) is not None for text in texts)]
 
 
 def date_parts(days: np.ndarray) -> tuple[str, ...]:

@@ -9,8 +9,23 @@ from typing import Any
 
 import numpy as np
 
+from gflownet.config import load_config, with_task_options
+from gflownet.evaluation.data.examples import Splits
+from gflownet.translation.table_columns import TableColumns
+from tasks.table import TableConfig, TableTask
+
 HOUSE_COLUMNS = ("rooms", "city", "sold", "garden", "area", "price")
 CITIES = ("Berlin", "Paris", "Rome", "")
+
+
+def columns_of(splits: Splits) -> TableColumns:
+    assert splits.columns is not None
+    return splits.columns
+
+
+def make_task(path: Any, *overrides: str) -> TableTask:
+    config = load_config("table", [f"task_options.data={path}", "evaluation.num_epochs=2", *overrides])
+    return TableTask(with_task_options(config, TableConfig))
 
 
 def houses(num: int = 200, *, seed: int = 0) -> list[list[str]]:

@@ -345,7 +345,7 @@ def test_damaged_file_raises(tmp_path, name, content, message):
     [
         ("mnist", "expected one of digits, mnist5k, mnist1d, iris, wine, breast_cancer, diabetes, a path or module:"),
         ("no/such.csv", "no such file: no/such.csv"),
-        (f"{HERE}:number", "to return (inputs, targets), a Dataset, a mapping of train, validation and test, or Sp"),
+        (f"{HERE}:number", "expected a DataFrame, (inputs, targets), also with groups and weights, a Dataset"),
         (f"{HERE}:nothing", "expected a function, got 'tests.evaluation.data_sources:nothing'; did you mean"),
     ],
 )

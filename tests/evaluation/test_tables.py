@@ -15,25 +15,18 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
 
-from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.data.datasets import load_splits, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import Splits
 from gflownet.evaluation.data.table_fitting import MAX_VALUES, MIN_ROWS, find_columns, fitted
 from gflownet.translation.table_columns import ColumnKind, TableColumns, Target, parsed
-from tasks.table import TableConfig, TableTask
-from tests.evaluation.table_data import FORMS, HOUSE_COLUMNS, houses, write_houses, write_rows
+from tests.evaluation.table_data import FORMS, HOUSE_COLUMNS, columns_of, houses, make_task, write_houses, write_rows
 
 TARGET = Target("y", has_classes=False)
 
 
 def load(path: Path, **options: Any) -> Splits:
     return load_splits(str(path), **{"key": "task_options.data", "seed": 0} | options)
-
-
-def columns_of(splits: Splits) -> TableColumns:
-    assert splits.columns is not None
-    return splits.columns
 
 
 def fit(cells: dict[str, list[Any]], rows: Any = slice(None), **kinds: str) -> tuple[TableColumns, np.ndarray]:
@@ -46,11 +39,6 @@ def fit(cells: dict[str, list[Any]], rows: Any = slice(None), **kinds: str) -> t
     num = len(next(iter(cells.values())))
     columns = fitted(table, np.arange(num)[rows], TARGET)
     return columns, columns.features({column.name: each for column, each in table.items()})
-
-
-def make_task(path: Path, *overrides: str) -> TableTask:
-    config = load_config("table", [f"task_options.data={path}", "evaluation.num_epochs=2", *overrides])
-    return TableTask(with_task_options(config, TableConfig))
 
 
 def test_kinds_of_columns_are_found(tmp_path):
@@ -105,7 +93,9 @@ def test_nothing_is_fitted_on_validation_and_test_rows(tmp_path):
 def test_rare_and_unknown_texts_share_an_input():
     columns, inputs = fit({"t": ["a"] * 5 + ["b"] * 5 + ["c"], "x": list(range(11))})
     assert inputs[[0, 5, 10], :3].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert columns.encoded([{"t": "never seen", "x": 1}])[0, :3].tolist() == [0, 0, 1]
+    with pytest.warns(UserWarning, match=r"^1 of 2 values of t are unknown to the training rows, such as never seen$"):
+        encoded = columns.encoded([{"t": "never seen", "x": 1}, {"t": "c", "x": 1}])
+    assert encoded[:, :3].tolist() == [[0, 0, 1]] * 2
 
 
 def test_missing_dates_are_marked_with_the_median():
@@ -190,24 +180,6 @@ def test_other_json_raises(data):
         TableColumns.from_dict(data)
 
 
-def test_parquet_equals_csv(tmp_path):
-    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    cells = dict(zip(HOUSE_COLUMNS, zip(*houses(), strict=True), strict=True))
-    typed = {
-        "rooms": [int(cell) if cell else None for cell in cells["rooms"]],
-        "city": [cell or None for cell in cells["city"]],
-        "sold": [date.fromisoformat(cell) for cell in cells["sold"]],
-        "garden": [{"yes": True, "no": False}.get(cell) for cell in cells["garden"]],
-        "area": [float(cell) for cell in cells["area"]],
-        "price": [float(cell) for cell in cells["price"]],
-    }
-    parquet.write_table(pyarrow.table(typed), tmp_path / "houses.parquet")
-    one, other = load(tmp_path / "houses.parquet"), load(write_houses(tmp_path / "houses.csv"))
-    assert torch.equal(one.train.inputs, other.train.inputs)
-    assert torch.equal(one.test.targets, other.test.targets)
-    assert one.columns == other.columns
-
-
 def test_decimal_commas_between_semicolons(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a;t;y\n" + "".join(f"{k},5;x, {k % 2};{k},25\n" for k in range(30)))
@@ -286,7 +258,14 @@ def test_test_file_has_the_kinds_of_the_training_file(tmp_path):
         ([*range(30), ""], {"time": "x"}, "column x: expected a value in every row, to split by its times"),
         (range(30), {"group": "y"}, "expected a column of groups that is an input, got y"),
         (["inf", *range(30)], {}, "column x: row 2: expected a finite number, got inf"),
-        (range(30), {"columns": {"x": "ignored", "t": "ignored"}}, "expected a column of inputs with values, got x, t"),
+        ([*range(-1, 30)], {"weights": "x"}, "column x: expected weights of 0 or more, got -1.0"),
+        ([*range(30), ""], {"weights": "x"}, "column x: expected weights of 0 or more, got nan"),
+        (range(30), {"weights": "t"}, "column t: row 2: expected a finite number, got p"),
+        (
+            range(30),
+            {"columns": {"x": "ignored", "t": "ignored"}},
+            "expected a column of inputs with values, got x (by the options), t (",
+        ),
         ([*range(3)], {"group": "x"}, "expected 5 or more groups, got 3"),
     ],
 )

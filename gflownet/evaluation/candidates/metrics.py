@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TrainingConfig
-from gflownet.evaluation.data.examples import IGNORED, labelled_classes
+from gflownet.evaluation.data.examples import IGNORED, Batch, labelled_classes
 from gflownet.plugins import load_function
+from gflownet.translation.table_columns import Target
 
-# Outputs [B, ...] and targets [B, ...] to a loss, or to values whose mean over all predictions is the metric.
-Loss = Callable[[Tensor, Tensor], Tensor]
+# Outputs [B, ...] and targets [B, ...] to a loss, or to values whose mean over all predictions is the metric; a loss of
+# weighted examples, and a metric of all predictions at once, get their weights [B] too.
+Loss = Callable[..., Tensor]
 
 _MAX_NATS = 700.0  # its exponential is a finite float
 _SMALLEST = 1e-12  # value of a constant prediction below which it counts as perfect
@@ -50,6 +53,25 @@ class Metric:
     is_whole: bool = False  # whether `values` is one value of all predictions at once, not a mean over batches
     quantile: float | None = None  # that a prediction estimates; None: the mean
     axis: int = -1  # of the classes in outputs [B, ...]
+    units: Callable[[Tensor], Tensor] = torch.positive  # of predicted and true numbers, in which they are compared
+
+    def means(self, batches: Iterable[Batch]) -> list[float]:
+        """Return the means of the values over all predictions of batches (outputs, targets and weights, if any).
+
+        Of numbers [B, O] there are O, else one.
+        """
+        if self.is_whole:
+            batches = [tuple(torch.cat(each).cpu() for each in zip(*batches, strict=True))]
+        total, count = torch.zeros(1, dtype=torch.float64), 0.0
+        for outputs, targets, *weights in batches:
+            arguments = (outputs, targets) if not targets.is_floating_point() else map(self.units, (outputs, targets))
+            each = self.values(*arguments, *(weights if self.is_whole else ())).double()
+            if each.ndim == 0:  # the mean of its batch
+                each = each.expand(len(targets))
+            each = each if each.ndim == 2 and targets.is_floating_point() else each.reshape(-1, 1)
+            each, num = (each * weights[0][:, None], float(weights[0].sum())) if weights else (each, len(each))
+            total, count = total + each.sum(0).cpu(), count + num
+        return (total / count).tolist()
 
     def finish(self, mean: float, constant: float) -> float:
         """Return the metric in its unit, from the means of the values and of those of the best constant prediction."""
@@ -67,16 +89,37 @@ class Metric:
 
 
 def cross_entropy(
-    outputs: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, weight: Tensor | None = None, axis: int = -1
+    outputs: Tensor,
+    targets: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    weight: Tensor | None = None,
+    axis: int = -1,
+    reduction: str = "mean",
 ) -> Tensor:
     """Return the mean cross-entropy of logits [B, C], or with positions, in nats; `weight` [C] of the classes.
 
-    Positions without a target, IGNORED, have no loss; `axis` is that of the classes.
+    Positions without a target, IGNORED, have no loss; `axis`: of the classes; `reduction`: as in torch.
     """
     if outputs.ndim > 2:
         outputs, targets = outputs.movedim(axis, -1).flatten(0, -2), targets.flatten()
     weight = None if weight is None else weight.to(outputs)
-    return F.cross_entropy(outputs, targets, weight=weight, label_smoothing=label_smoothing)
+    return F.cross_entropy(outputs, targets, weight=weight, label_smoothing=label_smoothing, reduction=reduction)
+
+
+def weighted(outputs: Tensor, targets: Tensor, weights: Tensor, *, loss: Loss, mean: float) -> Tensor:
+    """Return the losses [B] times the weights [B] of mean `mean`. Raises UserError for a loss that is one per batch."""
+    each = loss(outputs, targets)
+    if each.shape[:1] != weights.shape:
+        text = "expected one value per example, for the weights of the examples, got"
+        raise UserError(f"evaluation.training.loss: {text} {list(each.shape) or 'their mean'}")
+    return each.reshape(len(each), -1).mean(1) * weights / mean
+
+
+def original_units(values: Tensor, *, target: Target, scale: float = 1.0) -> Tensor:
+    """Return numbers [N, O] as the target has them, without its transform, divided by a scale."""
+    numbers = values * values.new_tensor(target.deviation) + values.new_tensor(target.mean)
+    return numbers.expm1().clamp(min=0) / scale
 
 
 def balanced_weights(targets: Tensor, num_classes: int) -> Tensor:
@@ -121,39 +164,41 @@ def _pinball(outputs: Tensor, targets: Tensor, *, quantile: float = 0.5) -> Tens
     return torch.maximum(quantile * (targets - outputs), (quantile - 1) * (targets - outputs))
 
 
-def _counts(classes: Tensor, num_classes: int) -> Tensor:
-    return torch.bincount(classes.flatten(), minlength=num_classes).double()
+def _counts(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights [C] of the examples of each class, of those predicted as it, and of both."""
+    num, classes, targets = outputs.shape[-1], outputs.argmax(dim=-1).flatten(), targets.flatten()
+    weights = torch.ones_like(targets, dtype=torch.float64) if weights is None else weights.double()
+    true, predicted = (torch.bincount(each, weights, minlength=num) for each in (targets, classes))
+    return true, predicted, torch.bincount(targets, weights * (classes == targets), minlength=num)
 
 
-def _balanced_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    counts = _counts(targets, outputs.shape[-1])
-    return (_counts(targets[_correct(outputs, targets)], outputs.shape[-1]) / counts)[counts > 0].mean()
+def _balanced_accuracy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    true, _, both = _counts(outputs, targets, weights)
+    return (both / true)[true > 0].mean()
 
 
-def _f1(outputs: Tensor, targets: Tensor) -> Tensor:
-    num = outputs.shape[-1]
-    totals = _counts(targets, num) + _counts(outputs.argmax(dim=-1), num)
-    return (2 * _counts(targets[_correct(outputs, targets)], num) / totals)[totals > 0].mean()
+def _f1(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    true, predicted, both = _counts(outputs, targets, weights)
+    return (2 * both / (true + predicted))[true + predicted > 0].mean()
 
 
-def _mean_iou(outputs: Tensor, targets: Tensor) -> Tensor:
+def _mean_iou(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean over the classes of intersection over union (Everingham et al. 2010)."""
-    num = outputs.shape[-1]
-    common = _counts(targets[_correct(outputs, targets)], num)
-    union = _counts(targets, num) + _counts(outputs.argmax(dim=-1), num) - common
-    return (common / union)[union > 0].mean()
+    true, predicted, both = _counts(outputs, targets, weights)
+    return (both / (true + predicted - both))[true + predicted > 0].mean()
 
 
-def _auc(outputs: Tensor, targets: Tensor) -> Tensor:
+def _auc(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean area under the ROC curve of each class against the others, by ranks (Mann and Whitney 1947)."""
     scores, targets = outputs.double().softmax(dim=-1).flatten(0, -2), targets.flatten()
+    weights = torch.ones_like(targets, dtype=torch.float64) if weights is None else weights.double()
     areas = []
     for label in targets.unique():
-        is_member = targets == label
-        num, num_rest = is_member.sum(), (~is_member).sum()
-        _, places, counts = scores[:, label].unique(return_inverse=True, return_counts=True)
-        ranks = (counts.cumsum(0) - (counts - 1) / 2)[places].double()  # the mean rank of equal scores
-        areas.append((ranks[is_member].sum() - num * (num + 1) / 2) / (num * num_rest))
+        member, rest = (torch.where(each, weights, 0) for each in (targets == label, targets != label))
+        values, places = scores[:, label].unique(return_inverse=True)
+        below = torch.bincount(places, rest, minlength=len(values))
+        below = (below.cumsum(0) - below / 2)[places]  # the weight of the others below, half of it where equal
+        areas.append((member * below).sum() / (member.sum() * rest.sum()))
     return torch.stack(areas).mean().nan_to_num(0.5)
 
 
@@ -188,11 +233,17 @@ METRICS: dict[str, Metric] = {
 
 
 def build_loss(
-    config: TrainingConfig, *, is_classification: bool, class_weights: Tensor | None = None, axis: int = -1
+    config: TrainingConfig,
+    *,
+    is_classification: bool,
+    class_weights: Tensor | None = None,
+    axis: int = -1,
+    is_weighted: bool = False,
 ) -> Loss:
     """Return the training loss; `class_weights` [C] are those of evaluation.training.class_weights, if any.
 
-    `axis` is that of the classes. A module:function gets the outputs as the model returns them.
+    `axis`: of the classes. A module:function gets the outputs as the model returns them. `is_weighted`: whether
+    the loss has a value per example, for `weighted`.
 
     Raises:
         UserError: an unknown name, a loss of other targets, or label smoothing with another loss than cross_entropy.
@@ -202,7 +253,8 @@ def build_loss(
     if name not in fitting and name in ("cross_entropy", *_LOSSES):
         raise _of_other_targets("loss", name, fitting, is_classification=is_classification)
     if name == "cross_entropy":
-        return partial(cross_entropy, label_smoothing=config.label_smoothing, weight=class_weights, axis=axis)
+        options: dict[str, Any] = {"weight": class_weights, "reduction": "none" if is_weighted else "mean"}
+        return partial(cross_entropy, label_smoothing=config.label_smoothing, axis=axis, **options)
     if config.label_smoothing and config.loss != "auto":
         raise UserError(
             f"evaluation.training.label_smoothing: expected 0 with the loss {name}, got {config.label_smoothing:g}"
@@ -214,7 +266,7 @@ def build_loss(
     if name == "quantile":
         return partial(_pinball, quantile=config.quantile)
     if name in _LOSSES:
-        return _LOSSES[name]
+        return partial(_LOSSES[name], reduction="none") if is_weighted else _LOSSES[name]
     return load_function("evaluation.training.loss", name, names=("auto", "cross_entropy", *_LOSSES))
 
 
@@ -257,22 +309,20 @@ def _of_other_targets(option: str, name: str, fitting: Sequence[str], *, is_clas
     return UserError(f"evaluation.training.{option}: expected {expected}, got {name}")
 
 
-def mean_value(values: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Return the mean over all predictions of batches (outputs, targets)."""
-    total, count = 0.0, 0
-    for outputs, targets in batches:
-        each = values(outputs, targets).double()
-        if each.ndim == 0:  # the mean of its batch
-            each = each.expand(len(targets))
-        total, count = total + float(each.sum()), count + each.numel()
-    return total / count
-
-
-def constant_prediction(targets: Tensor, num_outputs: int, *, quantile: float | None = None) -> Tensor:
+def constant_prediction(
+    targets: Tensor, num_outputs: int, *, quantile: float | None = None, weights: Tensor | None = None
+) -> Tensor:
     """Return the best constant output [C] or [O]: log frequencies of classes, means or a quantile of numbers."""
+    if targets.is_floating_point() and weights is not None:
+        if quantile is None:
+            return (targets * weights[:, None]).sum(0) / weights.sum()
+        order = targets.argsort(0)
+        below = weights[order].cumsum(0) < quantile * weights.sum()
+        return targets.gather(0, order).gather(0, below.sum(0, keepdim=True))[0]
     if targets.is_floating_point():
         return targets.mean(dim=0) if quantile is None else targets.quantile(quantile, dim=0)
-    counts = torch.bincount(labelled_classes(targets), minlength=num_outputs).float() + 1
+    shares = None if weights is None else weights / weights.mean()
+    counts = torch.bincount(labelled_classes(targets), shares, minlength=num_outputs).float() + 1
     return (counts / counts.sum()).log()
 
 

@@ -135,7 +135,7 @@ def methods_at_positions(task: TensorTask) -> Sequence[ReferenceMethod]:
     inputs, num = task.input_shape, task.num_outputs
     match inputs.layout:
         case Layout.TOKENS:
-            num_tokens = 1 + max(int(tokens.max()) for split in task.splits_in_use for tokens, _ in split.in_order())
+            num_tokens = 1 + max(int(tokens.max()) for split in task.splits_in_use for tokens, *_ in split.in_order())
             build, sizes = nn.Embedding, (num_tokens, num)
         case Layout.SEQUENCE:
             build, sizes = nn.Linear, (inputs.channels, num)
@@ -176,19 +176,21 @@ def _fitted(estimator: Any, data: Split) -> Any:
     is_column = data.targets.ndim == 2 and data.targets.shape[1] == 1
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the default number of iterations
-        return estimator.fit(_features(data), (data.targets.squeeze(1) if is_column else data.targets).cpu().numpy())
+        options = {} if data.weights is None else {"sample_weight": data.weights.cpu().numpy()}
+        targets = (data.targets.squeeze(1) if is_column else data.targets).cpu().numpy()
+        return estimator.fit(_features(data), targets, **options)
 
 
 def _value(estimator: Any, measure: Measure, num_outputs: int) -> float:
     data = measure.examples
     assert isinstance(data, Split)
-    targets = data.targets.cpu()
+    targets, *weights = (each.cpu() for each in data.tensors[1:])
     if targets.is_floating_point():
         outputs = torch.from_numpy(np.asarray(estimator.predict(_features(data)))).reshape(targets.shape)
-        return measure.value_of([(outputs.to(targets.dtype), targets)])
+        return measure.value_of([(outputs.to(targets.dtype), targets, *weights)])
     probabilities = np.full((len(data), num_outputs), _SMALLEST_PROBABILITY)
     probabilities[:, estimator.classes_] = np.maximum(estimator.predict_proba(_features(data)), _SMALLEST_PROBABILITY)
-    return measure.value_of([(torch.from_numpy(np.log(probabilities)), targets)])
+    return measure.value_of([(torch.from_numpy(np.log(probabilities)), targets, *weights)])
 
 
 def _features(data: Split) -> np.ndarray:

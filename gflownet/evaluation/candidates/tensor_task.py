@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import groupby
 from statistics import median
 from time import perf_counter
@@ -16,7 +17,14 @@ import torch
 from torch import nn
 
 from gflownet.errors import UserError, accounted
-from gflownet.evaluation.candidates.metrics import FOR_UNBALANCED, balanced_weights, build_loss, build_metric
+from gflownet.evaluation.candidates.metrics import (
+    FOR_UNBALANCED,
+    balanced_weights,
+    build_loss,
+    build_metric,
+    original_units,
+    weighted,
+)
 from gflownet.evaluation.candidates.trainer import (
     Length,
     ModelTrainer,
@@ -178,7 +186,7 @@ class TensorTask(GFNTask):
             model = self.build_model(graph).to(self.device).eval()
             model.load_state_dict(weights)
             batches = getattr(self.splits_in_use, split).in_order()
-            outputs = torch.cat([outputs_of(model, inputs) for inputs, _ in batches]).float().cpu()
+            outputs = torch.cat([outputs_of(model, inputs) for inputs, *_ in batches]).float().cpu()
             return outputs.movedim(self._class_axis or -1, -1)
 
     def test(self, graph: Any, *, seed: int) -> float:
@@ -248,8 +256,17 @@ class TensorTask(GFNTask):
         quality, size = self.quality(training.values), self.num_parameters(training.model)
         metric = training.values[-1]
         metrics = {f"validation_{self.measure.metric.name}": metric, "train_loss": training.train_loss}
+        metrics |= self._metrics_of_targets(training.model)
         measured = {name: self._measured(name, candidate, training.model, metric) for name in self.measured_objectives}
         return Score(self.value(quality, size), size, metrics | measured, training.model)
+
+    def _metrics_of_targets(self, model: nn.Module) -> dict[str, float]:
+        """Return the validation metric of each of several target columns."""
+        source = self.splits_in_use.columns
+        if source is None or source.target.name.count(",") != self.num_outputs - 1 or self.num_outputs < 2:
+            return {}
+        names = [f"validation_{self.measure.metric.name} {name}" for name in source.target.name.split(",")]
+        return dict(zip(names, self.measure.of_model(model), strict=True))
 
     def quality(self, values: Sequence[float]) -> float:
         """Return the score of the last value of the validation metric."""
@@ -284,7 +301,7 @@ class TensorTask(GFNTask):
 
     def _check_embeddings(self) -> None:
         """Raise UserError for tokens below 0, and for an embedding of the search space that lacks some of the data."""
-        ends = [inputs.aminmax() for part in self.splits_in_use for inputs, _ in part.in_order()]
+        ends = [inputs.aminmax() for part in self.splits_in_use for inputs, *_ in part.in_order()]
         smallest, largest = min(int(each.min) for each in ends), max(int(each.max) for each in ends)
         if smallest < 0:
             raise UserError(f"data: expected tokens from 0, got {smallest}")
@@ -303,12 +320,21 @@ class TensorTask(GFNTask):
         weights = balanced_weights(self.train.targets, self.num_outputs) if is_weighted else None
         axis = self._class_axis
         place = -1 if axis is None else axis
-        loss = build_loss(options, is_classification=classifies, class_weights=weights, axis=place)
-        limit = loss_limit(loss, self.train.targets)
+        kinds: dict[str, Any] = {"is_classification": classifies, "is_weighted": self.train.weights is not None}
+        loss = build_loss(options, class_weights=weights, axis=place, **kinds)
+        if self.train.weights is not None:
+            if self.train.targets.ndim > 2 or self.output_shape.positions:
+                raise UserError("task_options.weights: expected none with targets of positions")
+            loss = partial(weighted, loss=loss, mean=float(self.train.weights.mean()))
+        limit = loss_limit(loss, self.train)
         check_augmentation(options.augment, self.train, loss=options.loss, output=self.output_shape)
         self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit, self.num_outputs)
         kind = {"is_classification": classifies, "is_text": self._predicts_tokens, "quantile": options.quantile}
         metric = build_metric(options.metric, axis=axis, **kind)
+        source = self.splits_in_use.columns or self.splits_in_use.arrays
+        if source is not None and source.target.transform:
+            units = partial(original_units, target=source.target)
+            metric = replace(metric, units=partial(units, scale=float(units(self.train.targets).std(correction=0))))
         self.measure, self.test_measure = (
             build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
             for split in (self.validation, self.test_split)
@@ -471,8 +497,9 @@ def seconds_per_call(model: nn.Module, example: torch.Tensor, *, num_calls: int)
 
 def _contents(split: Examples) -> Iterator[Any]:
     """Yield the tensors of a split; of a dataset, its targets and some inputs."""
-    yield split.targets
     if isinstance(split, Split):
-        yield split.inputs
+        inputs, *others = split.tensors
+        yield from (*others, inputs)
         return
+    yield split.targets
     yield from split.digest_inputs()

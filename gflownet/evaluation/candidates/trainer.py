@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gflownet.evaluation.candidates.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
+from gflownet.evaluation.candidates.metrics import Loss, Metric, constant_outputs, constant_prediction
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.data.examples import Batch, Examples, augmented, num_steps
 from gflownet.evaluation.data.examples import Split as Split
@@ -85,42 +86,50 @@ class Measure:
 
     metric: Metric
     examples: Examples
-    constant_mean: float  # mean of the metric's values for the best constant prediction; 0 where it is not used
+    # Means of the metric's values for the best constant prediction, of each number; empty where they are not used.
+    constant_means: Sequence[float] = ()
 
     def value(self, model: nn.Module) -> float:
         """Return the metric of a model in its unit."""
+        return fmean(self.of_model(model))
+
+    def of_model(self, model: nn.Module) -> list[float]:
+        """Return the metric of each number that a model predicts, or one value, see `of_targets`."""
         model.eval()
         # A Dataset may draw random numbers, as may a user's module: the training draws the same without a measure.
         is_deterministic = (
             isinstance(self.examples, Split) and isinstance(model, TranslatedModel) and model.plan.is_dense
         )
         with nullcontext() if is_deterministic else seeded(0), torch.inference_mode():
-            return self.value_of((outputs_of(model, inputs), targets) for inputs, targets in self.examples.in_order())
+            return self.of_targets((outputs_of(model, x), *others) for x, *others in self.examples.in_order())
 
     def values(self, stack: StackedModel, positions: Iterable[int]) -> list[float]:
         """Return the metrics of some copies in their unit."""
         stack.eval()
         num, batches = stack.num_copies, list[Batch]()
         with seeded(0), torch.inference_mode():
-            for inputs, targets in self.examples.in_order():
+            for inputs, *others in self.examples.in_order():
                 size = -(-len(inputs) // num)  # activations of a larger batch leave the cache of a core
                 outputs = [stack(join_copies([part] * num)) for part in inputs.split(size)]
-                batches.append((torch.cat(outputs), targets))
-            return [self.value_of((outputs[:, k], targets) for outputs, targets in batches) for k in positions]
+                batches.append((torch.cat(outputs), *others))
+            return [self.value_of((outputs[:, k], *others) for outputs, *others in batches) for k in positions]
 
     def value_of(self, batches: Iterable[Batch]) -> float:
-        """Return the metric of batches (outputs, targets) of all examples in its unit."""
-        if self.metric.is_whole:
-            outputs, targets = zip(*batches, strict=True)
-            batches = [(torch.cat(outputs), torch.cat(targets))]
-        mean = mean_value(self.metric.values, batches)
-        return self.metric.finish(mean, self.constant_mean) if math.isfinite(mean) else mean
+        """Return the metric of batches (outputs, targets, weights if any) of all examples in its unit."""
+        return fmean(self.of_targets(batches))
+
+    def of_targets(self, batches: Iterable[Batch]) -> list[float]:
+        """Return the metric of each number [B, O], or one value."""
+        means = self.metric.means(batches)
+        pairs = zip(means, self.constant_means or [0.0] * len(means), strict=True)
+        return [self.metric.finish(*pair) if math.isfinite(pair[0]) else pair[0] for pair in pairs]
 
     def score(self, value: float) -> float:
         """Return the score in [0, 1] of a value of the metric, 0 if it is not finite."""
         if not math.isfinite(value):
             return 0.0
-        return self.metric.score(value, self.metric.finish(self.constant_mean, self.constant_mean))
+        constants = [self.metric.finish(mean, mean) for mean in self.constant_means or [0.0]]
+        return self.metric.score(value, fmean(constants))
 
 
 @dataclass(frozen=True)
@@ -176,6 +185,7 @@ def trains_together(config: EvaluationConfig, examples: Examples) -> bool:
         and options.optimizer != "muon"
         and config.precision == "float32"
         and options.class_weights == "none"
+        and examples.weights is None
         and not options.augment
     )
 
@@ -274,11 +284,11 @@ class _ByAutograd:
         losses = [self.take_step(*batch) for batch in self._trainer.batches(self._training.generator)]
         return [float(torch.stack(losses).mean())]
 
-    def take_step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def take_step(self, inputs: Tensor, *targets: Tensor) -> Tensor:
         """Take an optimiser step on a batch and return the mean loss."""
         forward = partial(outputs_of, self._training.model)
         outputs = computed_in(self._trainer.config.precision, forward, inputs)
-        loss = self._trainer.loss(outputs, targets).mean()  # of one value per prediction
+        loss = self._trainer.loss(outputs, *targets).mean()  # of one value per prediction
         if loss.requires_grad:  # not without parameters
             self._steps.take(loss.backward)
         return loss.detach()
@@ -310,9 +320,9 @@ class _SideBySide:
         return torch.stack([self._take_step(step) for step in zip(*batches, strict=True)]).mean(0).tolist()
 
     def _take_step(self, batches: Sequence[Batch]) -> Tensor:
-        outputs = computed_in(self._trainer.config.precision, self._stack, join_copies([x for x, _ in batches]))
+        outputs = computed_in(self._trainer.config.precision, self._stack, join_copies([x for x, *_ in batches]))
         pairs = zip(outputs.unbind(1), batches, strict=True)
-        losses = torch.stack([self._trainer.loss(each, targets).mean() for each, (_, targets) in pairs])
+        losses = torch.stack([self._trainer.loss(each, *targets).mean() for each, (_, *targets) in pairs])
         self._steps.take(losses.sum().backward)
         return losses.detach()
 
@@ -422,24 +432,29 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     return model(inputs, reset_states=True) if isinstance(model, TranslatedModel) else model(inputs)
 
 
-def loss_limit(loss: Loss, targets: Tensor) -> float:
+def loss_limit(loss: Loss, train: Examples) -> float:
     """Return the loss above which a training ends: for numbers, relative to the best constant prediction."""
+    targets, weights = train.targets, () if train.weights is None else (train.weights,)
     if not targets.is_floating_point():
         return DIVERGED_LOSS
     constant = constant_outputs(constant_prediction(targets, 0), targets)
-    return DIVERGED_LOSS * max(1.0, float(loss(constant, targets).mean()))
+    return DIVERGED_LOSS * max(1.0, float(loss(constant, targets, *weights).mean()))
 
 
 def build_measure(metric: Metric, examples: Examples, *, train: Examples, num_outputs: int) -> Measure:
     """Return a metric on a split, relative to the best constant prediction of the training examples where needed."""
     if not metric.is_relative:
-        return Measure(metric, examples, 0.0)
-    constant = constant_prediction(train.targets, num_outputs, quantile=metric.quantile)
-    batches = constant_batches(constant, examples.targets, axis=metric.axis)
-    return Measure(metric, examples, mean_value(metric.values, batches))
+        return Measure(metric, examples)
+    numbers = metric.units if train.targets.is_floating_point() else torch.positive
+    options: dict[str, Any] = {"quantile": metric.quantile, "weights": train.weights}
+    constant = constant_prediction(numbers(train.targets), num_outputs, **options)
+    batches = constant_batches(constant, numbers(examples.targets), axis=metric.axis, weights=examples.weights)
+    return Measure(metric, examples, replace(metric, units=torch.positive).means(batches))
 
 
-def constant_batches(constant: Tensor, targets: Tensor, *, axis: int) -> Iterator[Batch]:
-    """Yield the outputs of a constant prediction with their targets; `axis` is that of classes."""
-    for part in targets.split(max(1, _TARGETS_AT_ONCE // max(1, targets[0].numel()))):
-        yield constant_outputs(constant, part, axis=axis), part
+def constant_batches(constant: Tensor, targets: Tensor, *, axis: int, weights: Tensor | None = None) -> Iterator[Batch]:
+    """Yield the outputs of a constant prediction with their targets and weights; `axis`: of the classes."""
+    parts = [targets] if weights is None else [targets, weights]
+    size = max(1, _TARGETS_AT_ONCE // max(1, targets[0].numel()))
+    for part, *others in zip(*(each.split(size) for each in parts), strict=True):
+        yield constant_outputs(constant, part, axis=axis), part, *others

@@ -230,5 +230,7 @@ def _check_classes(splits: Splits, *, key: str) -> None:
         if len(wrong):
             expected = f"classes from 0 to {max(0, num_classes - 1)}, those of the training examples"
             is_mark = has_positions and "." in key and wrong[0] < 0
-            takes = f"; {key.rpartition('.')[0]}.ignored={wrong[0]} takes it for none" if is_mark else ""
+            group = key.rpartition(".")[0]
+            takes = f"; {group}.kind=classes takes those that occur" if wrong[0] < 0 and not has_positions else ""
+            takes = f"; {group}.ignored={wrong[0]} takes it for none" if is_mark else takes
             raise UserError(f"{key}: expected {expected}, got {wrong[0]} in the {name} examples{takes}")

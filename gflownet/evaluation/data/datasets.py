@@ -24,9 +24,16 @@ from torch.utils.data import Dataset, Subset
 from gflownet.errors import UserError, accounted, counted
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
-from gflownet.evaluation.data.examples import IGNORED, DatasetSplit, Examples, Split, Splits, output_shape
+from gflownet.evaluation.data.examples import IGNORED, DatasetSplit, Split, Splits, output_shape
 from gflownet.evaluation.data.files import numbered_groups, read_file
-from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_values, labelled
+from gflownet.evaluation.data.labelled_arrays import (
+    LabelledArrays,
+    checked_weights,
+    class_values,
+    labelled,
+    plain_targets,
+)
+from gflownet.evaluation.data.splits import NAMES as NAMES_OF_SPLITS
 from gflownet.evaluation.data.splits import (
     TEST_SHARE,
     TRAIN_SHARE,
@@ -38,19 +45,20 @@ from gflownet.evaluation.data.splits import (
     order_of_dates,
     stratified_parts,
 )
-from gflownet.evaluation.data.table_files import Reading
+from gflownet.evaluation.data.table_files import Reading, examples_of, joined
 from gflownet.evaluation.data.table_fitting import account_of, fitted, table_of_numbers
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
 from gflownet.translation.array_inputs import ArrayInputs
-from gflownet.translation.table_columns import ColumnKind, Target
+from gflownet.translation.table_columns import ColumnKind, Target, dense, is_frame
 
 # Examples of a data set, of which each split gets one or more.
 MIN_EXAMPLES = 5
 _CONSTANT = 1e-12  # largest deviation of values that count as constant
 # Grey values of the images of scikit-learn's digits run from 0 to 16.
 MAX_GREY_VALUE = 16.0
+_HEAVY = 3.0  # skewness of targets from which their logarithm is predicted; 2 for an exponential distribution
 
 
 def splits_of(config: TaskConfig) -> Splits:
@@ -87,8 +95,7 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
     elif _is_path(source):
         data = read_file(source, key=key, reading=reading)
     elif ":" in source:
-        kinds = {"kind": reading.kind, "ignored": reading.ignored}
-        splits = _of_callable(_called(source, key=key), key=key, source=source, seed=seed, **kinds)
+        splits = _of_callable(_called(source, key=key), where=f"{key}: {source}", seed=seed, reading=reading)
         if isinstance(splits, Splits):
             if test:
                 raise UserError(f"{key}_test: expected none with splits or a Dataset from {source}, got {test}")
@@ -118,7 +125,8 @@ def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int
         line = f"{key}: {num:,} of {len(equal):,} rows are equal to another one in all inputs; {words}"
         data, equal = replace(data, account=(*data.account, line)), equal if can_stay else None
     try:
-        splits = split(data, seed=seed, equal=equal, key="" if source in NAMES else key)
+        transform = "none" if source in NAMES and reading.target_transform == "auto" else reading.target_transform
+        splits = split(data, seed=seed, equal=equal, key="" if source in NAMES else key, transform=transform)
     except UserError as error:
         with accounted(error.account):
             raise UserError(f"{key}: {error}") from None
@@ -136,7 +144,8 @@ def _with_targets(data: LabelledArrays) -> LabelledArrays:
         return replace(data, **parts)
     line = f"{counted(int((~has_target).sum()), 'example')} without a class at any position left out"
     arrays = {"inputs": data.inputs[has_target], "targets": data.targets[has_target]}
-    arrays |= {} if data.groups is None else {"groups": data.groups[has_target]}
+    given = {name: getattr(data, name) for name in ("groups", "weights")}
+    arrays |= {name: each[has_target] for name, each in given.items() if each is not None}
     return replace(data, **parts, **arrays, account=(*data.account, line))
 
 
@@ -162,14 +171,16 @@ def _check_targets(data: LabelledArrays, *, key: str) -> None:
         raise UserError(f"{key}: expected classes that repeat, got {num} in {num_examples} examples; {setting}")
 
 
-def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None, key: str = "") -> Splits:
+def split(
+    data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None, key: str = "", transform: str = "none"
+) -> Splits:
     """Return the splits of a data set, stratified by class; validation and test examples that it has stay.
 
     Examples with the same number in `equal` [N] are in one split, unless groups or times decide. `key`: option that
-    names the data, for the account of the splits; empty: none.
+    names the data, for the account of the splits; empty: none. `transform`: see `Reading.target_transform`.
 
     Raises:
-        UserError: too few groups or times, or a split with one class only.
+        UserError: targets below 0 with log1p, too few groups or times, or a split with one class only.
     """
     is_classes = not np.issubdtype(data.targets.dtype, np.floating)
     has_labels = is_classes and data.targets.ndim == 1
@@ -177,8 +188,9 @@ def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None, k
     given = [None, data.validation, data.test]
     division = Division(labels, data.groups, data.times, equal, *(part is not None for part in given[1:]))
     parts = division.rows(seed=seed)
-    target = Target(data.target, is_classes, class_values(data.labels or ()))
-    inputs, columns = data.inputs, None
+    transform, words = _transform(data.targets[parts[0]], named=transform, key=key)
+    target = Target(data.target, is_classes, class_values(data.labels or ()), transform=transform)
+    inputs, columns, unknown = data.inputs, None, list[str]()
     if (table := data.table or table_of_numbers(inputs)) is not None:
         columns = fitted(table, parts[0], target)
         inputs = columns.features({column.name: cells for column, cells in table.items()})
@@ -186,14 +198,15 @@ def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None, k
             if part is not None and part.table is not None:
                 cells = {column.name: cells for column, cells in part.table.items()}
                 given[place] = replace(part, inputs=columns.features(cells))
-    three = [
-        _tensors(inputs[rows], data.targets[rows]) if part is None else _tensors(part.inputs, part.targets)
-        for rows, part in zip(parts, given, strict=True)
-    ]
+                unknown += [f"{NAMES_OF_SPLITS[place]} rows: {line}" for line in columns.unknown(cells)]
+    if transform:
+        given = [part and replace(part, targets=np.log1p(part.targets)) for part in given]
+    own = replace(data, inputs=inputs, targets=np.log1p(data.targets) if transform else data.targets)
+    three = [_tensors(own, rows) if part is None else _tensors(part) for rows, part in zip(parts, given, strict=True)]
     classes = int(data.targets.max()) + 1 if is_classes else None
     arrays = None if columns else data.arrays or ArrayInputs(target, data.scale)
     lines = chain(*(part.account for part in (data.validation, data.test) if part))
-    about = [*data.account, *lines, *(columns.account() if columns else ())]
+    about = [*data.account, *lines, *(columns.account() if columns else ()), *unknown, *words]
     with accounted(about):
         about += _account_of_splits(data, division, parts, key=key)
     return Splits(*three, layout=data.layout, num_outputs=classes, columns=columns, arrays=arrays, account=tuple(about))
@@ -227,6 +240,31 @@ def _dates(data: LabelledArrays, key: str) -> Iterator[str]:
         if words:
             setting = f"{key.rpartition('.')[0]}.time={column.name}"
             yield f"{key}: column {column.name}: {words}; {shlex.quote(setting)} tests on later rows"
+
+
+def _transform(targets: np.ndarray, *, named: str, key: str) -> tuple[str, list[str]]:
+    """Return the transform of the training targets, and a line if log1p was chosen for a heavy tail that it shortens.
+
+    Raises:
+        UserError: targets of classes or below 0 with log1p.
+    """
+    is_number, option = np.issubdtype(targets.dtype, np.floating), f"{key.rpartition('.')[0]}.target_transform"
+    if named == "log1p" and not (is_number and targets.min() >= 0):
+        got = targets.min() if is_number else "classes"
+        raise UserError(f"expected numbers of 0 or more with {option}=log1p, got {got}")
+    if named != "auto" or not is_number or targets.ndim > 2 or targets.min() < 0:
+        return "log1p" if named == "log1p" else "", []
+    skew, after = (np.abs(_skewness(each)).max() for each in (targets, np.log1p(targets)))
+    if skew < _HEAVY or after > skew / 2:
+        return "", []
+    words = f"a heavy tail (skewness {skew:.1f}, as log(1 + target) {after:.1f}): models predict the logarithm"
+    return "log1p", [f"target: {words}, metrics are in its units; {option}=none takes it as it is"]
+
+
+def _skewness(values: np.ndarray) -> np.ndarray:
+    """Return the third standardised moment of each column."""
+    centred = values - values.mean(0)
+    return (centred**3).mean(0) / np.maximum((centred**2).mean(0), _CONSTANT) ** 1.5
 
 
 def standardised(splits: Splits, *, per_channel: bool = False) -> Splits:
@@ -365,60 +403,62 @@ def _called(source: str, *, key: str) -> Any:
         raise UserError(f"{key}: expected {source} to return data, got {type(error).__name__}: {reason}") from error
 
 
-def _of_callable(loaded: Any, *, key: str, source: str, seed: int, **kinds: Any) -> Splits | LabelledArrays:
-    """Return what a user's callable made: splits, a pair (inputs, targets), a Dataset, or one of these per split."""
+def _of_callable(loaded: Any, *, where: str, seed: int, reading: Reading) -> Splits | LabelledArrays:
+    """Return what a user's callable made: splits, examples, or examples of each split with the classes of training."""
     if isinstance(loaded, Splits):
         return loaded
-    if isinstance(loaded, Mapping):
-        names = ("train", "validation", "test")
-        missing = [name for name in names if name not in loaded]
-        if missing:
-            raise UserError(f"{key}: expected {source} to return train, validation and test, got {', '.join(loaded)}")
-        return _of_mapping({name: loaded[name] for name in names}, key=key, source=source, **kinds)
+    if not isinstance(loaded, Mapping):
+        data = _part(loaded, where=where, reading=reading)
+        return _split_dataset(data.dataset, seed=seed) if isinstance(data, DatasetSplit) else data
+    names, train = ("train", "validation", "test"), None
+    if not {*names} <= {*loaded}:
+        raise UserError(f"{where}: expected train, validation and test, got {', '.join(loaded)}")
+    parts = dict[str, Any]()
+    for name in names:
+        is_ready = isinstance(loaded[name], Split | DatasetSplit)
+        part = loaded[name] if is_ready else _part(loaded[name], where=f"{where}: {name}", reading=reading, train=train)
+        parts[name], train = part, train or (part if isinstance(part, LabelledArrays) else None)
+    if all(isinstance(part, LabelledArrays) for part in parts.values()):
+        return replace(parts.pop("train"), **parts)
+    return Splits(*(_tensors(part) if isinstance(part, LabelledArrays) else part for part in parts.values()))
+
+
+def _part(
+    loaded: Any, *, where: str, reading: Reading, train: LabelledArrays | None = None
+) -> LabelledArrays | DatasetSplit:
+    """Return a DataFrame, or inputs, targets, groups and weights, or a Dataset, as examples; tables as of a file."""
     if isinstance(loaded, Dataset):
-        check_dataset(loaded, key=key)
-        return _split_dataset(loaded, seed=seed)
-    if isinstance(loaded, Sequence) and len(loaded) in (2, 3):
-        where = f"{key}: {source}"
-        arrays = labelled(*_arrays(loaded[:2], where=where), where=where, **kinds)
-        groups = [numbered_groups(each, num=len(arrays.targets), where=where) for each in loaded[2:]]
-        return replace(arrays, groups=groups[0]) if groups else arrays
-    raise UserError(
-        f"{key}: expected {source} to return (inputs, targets), a Dataset, a mapping of train, validation and test, or "
-        f"Splits, got {type(loaded).__name__}"
-    )
-
-
-def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str, **kinds: Any) -> Splits:
-    """Return the splits of a mapping; classes and scale are those of the training examples."""
-    parts: list[Examples] = []
-    train: LabelledArrays | None = None
-    for name, part in loaded.items():
-        if isinstance(part, Dataset):
-            check_dataset(part, key=key)
-            parts.append(DatasetSplit(part))
-        elif isinstance(part, Split | DatasetSplit):
-            parts.append(part)
-        elif isinstance(part, Sequence) and len(part) == 2:
-            where = f"{key}: {source}: {name}"
-            arrays = labelled(*_arrays(part, where=where), where=where, train=train, **kinds)
-            train = train or arrays
-            parts.append(_tensors(arrays.inputs, arrays.targets))
-        else:
-            raise UserError(f"{key}: expected {source} to return pairs (inputs, targets), got {type(part).__name__}")
-    return Splits(*parts)
-
-
-def _arrays(pair: Sequence[Any], *, where: str) -> tuple[np.ndarray, np.ndarray]:
+        check_dataset(loaded, key=where)
+        return DatasetSplit(loaded)
+    if not (is_frame(loaded) or (isinstance(loaded, Sequence) and len(loaded) in (2, 3, 4))):
+        others = "also with groups and weights, a Dataset, one of these for train, validation and test, or Splits"
+        raise UserError(f"{where}: expected a DataFrame, (inputs, targets), {others}, got {type(loaded).__name__}")
+    inputs, targets, *order = (loaded, None) if is_frame(loaded) else loaded
     try:
-        inputs, targets = (
-            each.detach().cpu().numpy() if isinstance(each, Tensor) else np.asarray(each) for each in pair
-        )
+        inputs, is_masked = dense(inputs), np.ma.is_masked(inputs) or np.ma.is_masked(targets)
+        if is_frame(inputs) or is_masked or (isinstance(inputs, np.ndarray) and inputs.dtype.kind == "O"):
+            given: Any = dict(zip(("group", "weights"), order, strict=False))
+            if isinstance(targets, Tensor | list) or type(targets) is np.ndarray:
+                targets = plain_targets(np.zeros((len(targets), 1)), _array(targets), kind=reading.kind)
+            frame, names = joined(inputs, targets, given)
+            return examples_of(frame, where=where, reading=replace(reading, **names), train=train)
+        arrays = _array(inputs), _array(targets)
     except (ValueError, TypeError) as error:
-        raise UserError(
-            f"{where}: expected arrays of inputs and targets, got {type(error).__name__}: {error}"
-        ) from None
-    return inputs, targets
+        text = f"expected arrays of inputs and targets, got {type(error).__name__}: {error}"
+        raise error if isinstance(error, UserError) else UserError(f"{where}: {text}") from None
+    data = labelled(*arrays, where=where, train=train, kind=reading.kind, ignored=reading.ignored)
+    for name, each in zip(("groups", "weights"), order, strict=False):
+        numbered = numbered_groups if name == "groups" else checked_weights
+        data = data if each is None else replace(data, **{name: numbered(each, num=len(data.targets), where=where)})
+    return data
+
+
+def _array(values: Any) -> np.ndarray:
+    """Return values of any library as an array of numbers or texts."""
+    if isinstance(values, Tensor):
+        values = (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
+    array = np.asarray(values)
+    return np.array(array.tolist()) if array.dtype.kind == "O" else array
 
 
 def _split_dataset(dataset: Dataset[Any], *, seed: int) -> Splits:
@@ -436,10 +476,10 @@ class _Part(Subset[Any]):
         self.targets = targets
 
 
-def _tensors(inputs: np.ndarray, targets: np.ndarray) -> Split:
-    kind = torch.long if np.issubdtype(inputs.dtype, np.integer) else torch.float32
-    is_numbers = np.issubdtype(targets.dtype, np.floating)
+def _tensors(data: LabelledArrays, rows: Any = slice(None)) -> Split:
+    """Return some examples as tensors."""
+    given = [each[rows] for each in (data.inputs, data.targets, data.weights) if each is not None]
+    kinds = (torch.long if np.issubdtype(each.dtype, np.integer) else torch.float32 for each in given)
     return Split(
-        torch.from_numpy(np.ascontiguousarray(inputs)).to(kind),
-        torch.from_numpy(np.ascontiguousarray(targets)).to(torch.float32 if is_numbers else torch.long),
+        *(torch.from_numpy(np.ascontiguousarray(each)).to(kind) for each, kind in zip(given, kinds, strict=True))
     )

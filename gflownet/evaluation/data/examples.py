@@ -22,7 +22,7 @@ from gflownet.training.random_states import seeded
 from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.table_columns import TableColumns
 
-Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B, ...]
+Batch = tuple[Tensor, ...]  # inputs [B, ...], targets [B, ...] and, where examples have them, weights [B]
 
 # Input values of one batch of an evaluation: activations of a larger one leave the cache of a core.
 _BATCH_ELEMENTS = 2**16
@@ -52,9 +52,15 @@ class Split:
     inputs: Tensor  # [N, ...] float, or int64 tokens [N, T]
     # [N] int64 classes, [N, *positions] int64 classes or tokens, [N], [N, O] or [N, *shape of the output] float
     targets: Tensor
+    weights: Tensor | None = None  # [N] in loss and metrics; None: all alike
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    @property
+    def tensors(self) -> Batch:
+        """All examples as one batch."""
+        return (self.inputs, self.targets, *(() if self.weights is None else (self.weights,)))
 
     @property
     def example(self) -> Tensor:
@@ -63,21 +69,19 @@ class Split:
 
     def to(self, device: torch.device) -> Split:
         """Return the examples on a device."""
-        return Split(self.inputs.to(device), self.targets.to(device))
+        return Split(*(each.to(device) for each in self.tensors))
 
     def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """Return the batches of one epoch in a new random order."""
         # One gather per epoch and views of it per batch: a DataLoader takes longer than the steps of a small model.
         order = torch.randperm(len(self), generator=generator).to(self.inputs.device)
         sizes = batch_sizes(len(self), batch_size)
-        inputs = self.inputs.index_select(0, order).split(sizes)
-        targets = self.targets.index_select(0, order).split(sizes)
-        return zip(inputs, targets, strict=True)
+        return zip(*(each.index_select(0, order).split(sizes) for each in self.tensors), strict=True)
 
     def in_order(self) -> Iterator[Batch]:
         """Return all examples in batches for an evaluation."""
         size = max(_MIN_BATCH, _BATCH_ELEMENTS // max(1, self.example.numel()))
-        return zip(self.inputs.split(size), self.targets.split(size), strict=True)
+        return zip(*(each.split(size) for each in self.tensors), strict=True)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class DatasetSplit:
 
     dataset: Dataset[Any]
     device: torch.device | str = "cpu"  # of its batches
+    weights: None = None  # see Split
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -196,7 +201,7 @@ def num_outputs(splits: Splits) -> int:
         return math.prod(targets.shape[1:])
     largest = int(targets.max())
     if targets.ndim > 1 and not splits.train.example.is_floating_point():  # tokens of one vocabulary
-        largest = max([largest, *(int(inputs.max()) for inputs, _ in splits.train.in_order())])
+        largest = max([largest, *(int(inputs.max()) for inputs, *_ in splits.train.in_order())])
     return largest + 1
 
 
@@ -246,7 +251,7 @@ def augmented(batch: Batch, names: Sequence[str], *, num_outputs: int, generator
 
     Crop and flip move the targets of positions, too, which are channels meanwhile; without one they are IGNORED.
     """
-    inputs, targets = batch
+    inputs, targets, *weights = batch
     is_moved = targets.ndim >= inputs.ndim - is_classification(targets) > 1 and not {"crop", "flip"}.isdisjoint(names)
     if is_moved:
         planes = targets.unsqueeze(1) - IGNORED if is_classification(targets) else targets
@@ -266,8 +271,8 @@ def augmented(batch: Batch, names: Sequence[str], *, num_outputs: int, generator
         order, share = torch.randperm(len(inputs), generator=generator), torch.rand(1, generator=generator)
         order, share = order.to(inputs.device), share.to(inputs.device)
         targets = F.one_hot(targets, num_outputs).to(inputs) if is_classification(targets) else targets
-        inputs, targets = (share * each + (1 - share) * each[order] for each in (inputs, targets))
-    return inputs, targets
+        inputs, targets, *weights = (share * x + (1 - share) * x[order] for x in (inputs, targets, *weights))
+    return inputs, targets, *weights
 
 
 def _cropped(inputs: Tensor, axis: int, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,14 @@ import psutil
 
 from gflownet.errors import UserError, accounted, counted
 from gflownet.evaluation.data.examples import IGNORED
-from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_values, labelled, plain_targets, positions_of
+from gflownet.evaluation.data.labelled_arrays import (
+    LabelledArrays,
+    checked_weights,
+    class_values,
+    labelled,
+    plain_targets,
+    positions_of,
+)
 from gflownet.evaluation.data.table_files import MAX_CLASSES, Reading, read_table
 from gflownet.files import read_bytes
 from gflownet.translation.array_inputs import ArrayInputs
@@ -65,6 +72,8 @@ def read_file(
     reading, where, account = reading or Reading(), f"{key}: {path}", list[str]()
     try:
         with accounted(account):
+            if reading.weights and not re.search(r"\.(npz|csv|tsv|parquet)", file.name):
+                raise UserError(f"{where}: expected weights with a table or an npz file, got {reading.weights}")
             if file.is_dir() and not _idx_folder(file):
                 return _read_images(file, account, key=key, reading=reading, train=train)
             if not (pairs := _pairs(file, account, key=key, reading=reading)):
@@ -73,8 +82,12 @@ def read_file(
             options: Any = {"key": key, "where": where, "kind": reading.kind, "layout": layout}
             options["ignored"] = reading.ignored
             arrays = _labelled(pairs.pop("train"), account, train=train, **options)
-            if train is None and (groups := _groups_of_npz(file, reading, where=where)) is not None:
-                arrays = replace(arrays, groups=numbered_groups(groups, num=len(arrays.targets), where=where))
+            num = len(arrays.targets)
+            if train is None and (groups := _array_of_npz(file, "groups", reading.group, where=where)) is not None:
+                arrays = replace(arrays, groups=numbered_groups(groups, num=num, where=where))
+            if (weights := _array_of_npz(file, "weights", reading.weights, where=where)) is not None:
+                arrays = replace(arrays, weights=checked_weights(weights, num=num, where=where))
+                account.append(f"array {reading.weights or 'weights'}: weights of the examples in loss and metrics")
             given = {split: _labelled(pair, account, train=arrays, **options) for split, pair in pairs.items()}
             return replace(arrays, **given, account=tuple(account))
     except UserError:
@@ -298,18 +311,17 @@ def _npz(path: Path, account: list[str], *, key: str) -> dict[str, Pair]:
     return read
 
 
-def _groups_of_npz(path: Path, reading: Reading, *, where: str) -> np.ndarray | None:
-    """Return the array of groups of an npz file: that of the options, or `groups`; None without one."""
+def _array_of_npz(path: Path, default: str, name: str, *, where: str) -> np.ndarray | None:
+    """Return the array of groups or weights of an npz file, by the name of the options; None without one."""
     if not path.name.endswith(".npz"):
-        if reading.group:
-            raise UserError(f"{where}: expected groups with an npz file or a folder of images, got {reading.group}")
+        if name:
+            raise UserError(f"{where}: expected {default} with an npz file or a folder of images, got {name}")
         return None
     with np.load(path, allow_pickle=False) as arrays:
-        name = reading.group or "groups"
-        if name in arrays.files:
-            return arrays[name]
-        if reading.group:
-            raise UserError(f"{where}: expected an array {name} of groups, got {', '.join(sorted(arrays.files))}")
+        if (name or default) in arrays.files:
+            return arrays[name or default]
+        if name:
+            raise UserError(f"{where}: expected an array {name} of {default}, got {', '.join(sorted(arrays.files))}")
     return None
 
 

@@ -15,7 +15,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.data.examples import IGNORED
 from gflownet.evaluation.data.table_fitting import RawTable
 from gflownet.translation.array_inputs import ArrayInputs
-from gflownet.translation.table_columns import is_number
+from gflownet.translation.table_columns import code_width, is_number, with_width
 
 _BYTE = 255.0
 
@@ -30,15 +30,21 @@ class LabelledArrays:
     validation: LabelledArrays | None = field(default=None, kw_only=True)
     arrays: ArrayInputs | None = field(default=None, kw_only=True)  # of images from files
     columns: tuple[str, ...] = ()  # names of the inputs of a CSV file
-    target: str = ""  # name of the target of a CSV file
+    target: str = ""  # name of the target of a table, or names of several with commas
     labels: tuple[str, ...] | None = None  # texts of classes, by class number; None: the data numbers them
     scale: float | None = None  # by which integer inputs were divided
     table: RawTable | None = None  # cells of the inputs of a CSV or Parquet file
     groups: np.ndarray | None = None  # [N] integers: rows of a group are in one split
     times: np.ndarray | None = None  # [N] integers: order in which the rows are split
+    weights: np.ndarray | None = None  # [N] of the examples in loss and metrics
     layout: str | None = None  # of the inputs; None: by their shape
-    target_format: str = ""  # of numbers in a file, see Column.format
+    target_formats: tuple[str, ...] = ()  # of numbers in a file, see Column.format
     account: tuple[str, ...] = ()  # see Splits
+
+    @property
+    def target_names(self) -> list[str]:
+        """The columns of the targets of a table."""
+        return self.target.split(",") if self.targets.ndim > 1 else [self.target]
 
     @property
     def has_classes(self) -> bool:
@@ -132,6 +138,17 @@ def check_finite(values: np.ndarray, *, where: str) -> None:
         raise UserError(f"{where}: expected finite numbers, got nan or inf")
 
 
+def checked_weights(weights: Any, *, where: str, num: int | None = None) -> np.ndarray:
+    """Return the weights [N] of examples. Raises UserError for another number of them, or one below 0."""
+    weights = np.asarray(weights, dtype=np.float64)
+    if num is not None and weights.shape != (num,):
+        raise UserError(f"{where}: expected {num:,} weights, one per example, got {list(weights.shape)}")
+    if not (np.isfinite(weights).all() and weights.min(initial=0) >= 0 and weights.any()):
+        wrong = next((each for each in weights if not (np.isfinite(each) and each >= 0)), "only 0")
+        raise UserError(f"{where}: expected weights of 0 or more, got {wrong}")
+    return weights
+
+
 def class_numbers(
     cells: Sequence[str], *, where: str, labels: tuple[str, ...] | None = None, rows: Sequence[int] | None = None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -145,7 +162,8 @@ def class_numbers(
         labels = tuple(
             sorted(set(names), key=lambda label: (0, float(label), label) if is_number(label) else (1, 0.0, label))
         )
-    places = {label: place for place, label in enumerate(labels)}
+    places, width = {label: place for place, label in enumerate(labels)}, code_width(labels)
+    names = [name if name in places else with_width(name, width) for name in names]
     for row, name in zip(range(1, len(names) + 1) if rows is None else rows, names, strict=True):
         if not name:
             raise UserError(f"{where}: row {row}: expected a class, got nothing")

@@ -16,7 +16,7 @@ import numpy as np
 
 from gflownet.errors import UserError, accounted, counted
 from gflownet.evaluation.data.examples import IGNORED
-from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_numbers
+from gflownet.evaluation.data.labelled_arrays import LabelledArrays, checked_weights, class_numbers
 from gflownet.evaluation.data.table_fitting import ORDER, RawTable, account_of, find_columns, is_plain, is_typed
 from gflownet.files import read_bytes
 from gflownet.options import leaves
@@ -24,7 +24,9 @@ from gflownet.translation.table_columns import (
     YES_NO,
     Column,
     ColumnKind,
+    check_cells,
     formats_of,
+    frame_of,
     is_missing,
     is_number,
     number_of,
@@ -44,13 +46,15 @@ _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BO
 class Reading:
     """How a file is read, for all of its kinds."""
 
-    target: str = ""  # column; empty: the last
+    target: str = ""  # column, or several of numbers with commas; empty: the last
     kind: str = "auto"  # of the target: classes, numbers or auto
     header: str = "auto"  # whether the first row has the names: yes, no or auto
     encoding: str = ""  # of a text file; empty: UTF-8, UTF-16 with a mark, or cp1252
     columns: Mapping[str, Any] = field(default_factory=dict)  # kinds of columns by name, see ColumnKind
     group: str = ""  # column whose equal values stay in one split
     time: str = ""  # column in whose order the rows are split
+    weights: str = ""  # column, or array of an npz file, of the weights of the examples in loss and metrics
+    target_transform: str = "auto"  # of numbers before they are standardised: log1p, none or auto
     duplicates: str = "together"  # equal examples: together in one split, keep, or refuse them in several
     size: int = 0  # side of the images of a folder; 0: as they are
     alpha: str = "white"  # colour behind transparent pixels, or keep
@@ -70,30 +74,102 @@ def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays 
         UserError: missing or other columns, values that do not fit, or a class that the training examples lack.
     """
     lines, where, group = list[str](), f"{key}: {path}", key.rpartition(".")[0]
-    expected = () if train is None or not train.columns else (*train.columns, train.target)
+    expected = () if train is None or not train.columns else (*train.columns, *train.target_names)
     with accounted(lines):
         frame, mark = _frame(path, where, group, reading, expected, lines)
-        names = list(frame.columns)
-        if expected and sorted(names) != sorted(expected):
-            got = f"{', '.join(expected)}, got {', '.join(names)}"
-            raise UserError(f"{where}: expected the columns of the training file, {got}")
-        target = (train.target if expected and train is not None else reading.target) or names[-1]
-        for name in filter(None, (target, reading.group, reading.time)):
-            if name not in names:
-                raise UserError(f"{where}: expected a column {name!r}, got {', '.join(names)}")
-        if len(names) < 2:
-            raise UserError(f"{where}: expected two or more columns, got one")
-        frame = _with_target(frame, target, where, lines)
-        inputs = frame[list(expected[:-1]) or [name for name in names if name != target]]
-        raw = _parsed(inputs, where=where, group=group, kinds=reading.columns, train=train, mark=mark)
+        return examples_of(frame, where=where, reading=reading, train=train, lines=lines, mark=mark)
+
+
+def examples_of(
+    frame: DataFrame,
+    *,
+    where: str,
+    reading: Reading,
+    train: LabelledArrays | None = None,
+    lines: Sequence[str] = (),
+    mark: str = ".",
+) -> LabelledArrays:
+    """Return the examples of a table: of a file, or from memory.
+
+    Args:
+        frame: cells by column; its index has the numbers of the rows.
+        where: option and source, for errors.
+        reading: as for `read_table`, as `train`, and its errors.
+        lines: of the account.
+        mark: decimal mark, see `find_columns`.
+    """
+    group, lines = where.partition(":")[0].rpartition(".")[0], list(lines)
+    with accounted(lines):
+        targets, inputs = _names(frame, where, reading, train)
+        for target in targets:
+            frame = _with_target(frame, target, where, lines)
+        ignored = {name for name, kind in leaves(reading.columns) if kind == ColumnKind.IGNORED}
+        hint = f"give each entry its own column, {group}.columns.NAME=ignored leaves it out"
+        check_cells(frame[[name for name in inputs if name not in ignored]], where=where, hint=hint)
+        check_cells(frame[targets], where=where, hint=f"{group}.target takes another column")
+        table = frame[inputs]
+        raw = _parsed(table, where=where, group=group, kinds=reading.columns, train=train, mark=mark)
         with accounted(account_of(raw)):
             raw, order = _ordered(raw, reading, where=where) if train is None else (raw, {})
-            found = _targets(frame[target], where, group=group, kind=reading.kind, train=train, mark=mark)
-            if written := found.get("target_format"):
-                lines.append(f"{where}: column {target}: numbers are written as {written}")
+            options: Any = {"group": group, "train": train, "mark": mark}
+            found = _targets(frame[targets], where, kind=reading.kind, **options)
+            for target, written in zip(targets, found.get("target_formats", ()), strict=False):
+                lines += [f"{where}: column {target}: numbers are written as {written}"] * bool(written)
+            if reading.weights in frame:
+                cells = frame[[reading.weights]]
+                weights = _targets(cells, where, kind="numbers", group=group, train=None, mark=mark)["targets"]
+                order["weights"] = checked_weights(weights, where=f"{where}: column {reading.weights}")
+                lines.append(f"{where}: column {reading.weights}: weights of the rows in loss and metrics")
     numbers = np.stack([*raw.values()], axis=1) if is_plain(raw) else np.zeros((len(frame), 0))
-    found |= {"columns": tuple(inputs), "target": target, "table": raw, "account": tuple(lines)}
+    found |= {"columns": tuple(inputs), "target": ",".join(targets), "table": raw, "account": tuple(lines)}
     return LabelledArrays(numbers, **found, **order)
+
+
+def _names(frame: DataFrame, where: str, reading: Reading, train: LabelledArrays | None) -> tuple[list[str], list[str]]:
+    """Return the names of the targets and of the inputs of a table. Raises UserError for missing or other columns."""
+    names, weights = list(frame.columns), reading.weights
+    if repeated := [name for name, num in Counter(names).items() if num > 1]:
+        raise UserError(f"{where}: expected different names of columns, got {repeated[0]!r} twice")
+    rest = [name for name in names if name != weights]
+    if len(rest) < 2:
+        raise UserError(f"{where}: expected two or more columns, got one")
+    if train is not None and train.columns:
+        targets, inputs = list(train.target_names), list(train.columns)
+        if sorted(rest) != sorted([*inputs, *targets]):
+            got = f"{', '.join([*inputs, *targets])}, got {', '.join(rest)}"
+            raise UserError(f"{where}: expected the columns of the training file, {got}")
+        return targets, inputs
+    target = reading.target or rest[-1]
+    targets = [target] if target in names else [name.strip() for name in target.split(",")]
+    for name in filter(None, (*targets, reading.group, reading.time, weights)):
+        if name not in names:
+            raise UserError(f"{where}: expected a column {name!r}, got {', '.join(names)}")
+    return targets, [name for name in rest if name not in targets]
+
+
+def joined(inputs: Any, targets: Any, order: Mapping[str, Any]) -> tuple[DataFrame, dict[str, str]]:
+    """Return a table of inputs, targets [N] or [N, K], groups and weights, and the fields of Reading that name these.
+
+    Targets are a column of the inputs without any. Raises ValueError for other numbers of them than of rows.
+    """
+    import pandas
+
+    frame, names = frame_of(inputs), dict[str, str]()
+
+    def added(cells: Any, name: str) -> str:
+        while name in frame:
+            name += "_"
+        frame[name] = pandas.Series(cells).set_axis(frame.index)
+        return name
+
+    if isinstance(targets, pandas.DataFrame) or np.ndim(targets) == 2:
+        columns = pandas.DataFrame(targets).items()
+        names["target"] = ",".join([added(x, n if isinstance(n, str) else f"target {n}") for n, x in columns])
+    elif targets is not None:
+        names["target"] = added(targets, str(getattr(targets, "name", None) or "target"))
+    for option, each in order.items():
+        names |= {} if each is None else {option: added(each, option)}
+    return frame, names
 
 
 def _parsed(
@@ -149,7 +225,7 @@ def _frame(
         except ImportError:
             hint = "pip install 'gflownet[parquet]'"
             raise UserError(f"{where}: expected the package pyarrow, got none: {hint}") from None
-        return frame.set_axis(list(map(str, frame)), axis=1).set_axis(range(1, len(frame) + 1)), "."
+        return frame_of(frame), "."
     text = _decoded(read_bytes(path), where, group, reading.encoding, lines)
     named = re.match(r'"?sep=([^\n])"?\n', text)
     text = text[named.end() :] if named else text
@@ -220,10 +296,8 @@ def _with_names(
     if not is_known and any(map(is_number, first)):
         lines.append(f"{where}: the first row has the names {', '.join(first)}; {group}.header=no reads it as data")
     names = [name or f"Unnamed: {place}" for place, name in enumerate(first)]  # as in pandas
-    if repeated := [name for name, num in Counter(names).items() if num > 1]:
-        raise UserError(f"{where}: expected different names of columns, got {repeated[0]!r} twice")
     frame = frame.iloc[1:].set_axis(names, axis=1)
-    return frame.loc[:, [bool(old) or not frame[n].map(is_missing).all() for n, old in zip(names, first, strict=True)]]
+    return frame.loc[:, [bool(old) or not frame.iloc[:, n].map(is_missing).all() for n, old in enumerate(first)]]
 
 
 def _is_header(frame: DataFrame) -> bool:
@@ -262,25 +336,35 @@ def _with_target(frame: DataFrame, target: str, where: str, lines: list[str]) ->
 
 
 def _targets(
-    cells: Series, where: str, *, group: str, kind: str, train: LabelledArrays | None, mark: str
+    frame: DataFrame, where: str, *, group: str, kind: str, train: LabelledArrays | None, mark: str
 ) -> dict[str, Any]:
-    """Return a column as classes, with their texts, or as numbers, with their format; fields of LabelledArrays.
+    """Return columns as classes, with their texts, or as numbers, with their format; fields of LabelledArrays.
 
-    With `kind` auto: text is classes; whole numbers are classes if at most MAX_CLASSES different ones occur.
+    With `kind` auto: text is classes; whole numbers are classes if at most MAX_CLASSES different ones occur. Several
+    columns are numbers.
     """
-    column = Column(str(cells.name), ColumnKind.NUMBER)
+    columns = [Column(name, ColumnKind.NUMBER) for name in frame]
+    if len(columns) > 1 and kind == "classes":
+        raise UserError(f"{where}: expected one target of classes, got {', '.join(frame)}; {group}.kind=numbers")
+    kind = "numbers" if len(columns) > 1 else kind
     if train is not None:
-        kind, column = "classes" if train.has_classes else "numbers", replace(column, format=train.target_format)
+        kind, formats = "classes" if train.has_classes else "numbers", train.target_formats or [""] * len(columns)
+        columns = [replace(column, format=each) for column, each in zip(columns, formats, strict=True)]
     elif kind != "classes":
-        (found,) = find_columns(cells.to_frame(), kinds={}, group=group, where=where, mark=mark, is_target=True)
-        is_number = found.kind is ColumnKind.NUMBER and found.format != YES_NO
-        column = replace(column, format=found.format if is_number else "")
-        kind = "classes" if kind == "auto" and not is_number else kind
-    numbers = None if kind == "classes" else parsed(cells.tolist(), column, where=where, rows=cells.index)
-    if numbers is not None and (kind == "numbers" or (numbers % 1).any() or len(np.unique(numbers)) > MAX_CLASSES):
-        return {"targets": numbers, "target_format": column.format}
+        found = find_columns(frame, kinds={}, group=group, where=where, mark=mark, is_target=True)
+        is_number = [each.kind is ColumnKind.NUMBER and each.format != YES_NO for each in found]
+        columns = [
+            replace(each, kind=ColumnKind.NUMBER, format=each.format * use)
+            for each, use in zip(found, is_number, strict=True)
+        ]
+        kind = "classes" if kind == "auto" and not all(is_number) else kind
+    if kind != "classes":
+        numbers = [parsed(frame[each.name].tolist(), each, where=where, rows=frame.index) for each in columns]
+        targets = numbers[0] if len(numbers) == 1 else np.stack(numbers, axis=1)
+        if kind == "numbers" or (targets % 1).any() or len(np.unique(targets)) > MAX_CLASSES:
+            return {"targets": targets, "target_formats": tuple(each.format for each in columns)}
     # The classes of other data than tables are whole numbers.
     labels = None if train is None else train.labels or tuple(map(str, range(int(train.targets.max()) + 1)))
-    texts, where = [*map(text_of, cells)], f"{where}: column {column.name}"
-    targets, labels = class_numbers(texts, where=where, rows=cells.index, labels=labels)
+    texts, where = [*map(text_of, frame.iloc[:, 0])], f"{where}: column {columns[0].name}"
+    targets, labels = class_numbers(texts, where=where, rows=frame.index, labels=labels)
     return {"targets": targets, "labels": labels}

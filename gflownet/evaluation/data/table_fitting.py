@@ -21,10 +21,12 @@ from gflownet.translation.table_columns import (
     ColumnKind,
     TableColumns,
     Target,
+    code_width,
     date_parts,
     days_of,
     decimal_mark,
     formats_of,
+    formats_of_dates,
     is_missing,
     is_number,
     text_of,
@@ -33,6 +35,7 @@ from gflownet.translation.table_columns import (
 DataFrame = Series = Any  # of pandas, which only tables import
 # Values of a text column that are inputs; the others, and values in fewer than MIN_ROWS training rows, share one.
 MAX_VALUES, MIN_ROWS = 20, 3
+_MAX_RARE = 10_000  # of the others that are stored, to tell them from unknown ones
 # A column with this share of numbers is taken for a damaged column of numbers, not for text.
 _MOSTLY = 0.9
 _FREE_TEXT_WORDS = 4  # mean of a column of free text, whose texts hardly repeat
@@ -128,7 +131,7 @@ def _texts(cells: Series) -> list[str]:
 
 def _column(name: str, texts: Sequence[str], kind: Any, format: str, key: str, *, repeats: bool) -> Column:
     """Return the kind of a column: the named one, else the kind of its texts; `format` is that of numbers, if any."""
-    dates = [] if format and kind is None else _formats(texts)
+    dates = [] if format and kind is None else formats_of_dates(texts)
     words = "" if format in ("", PLAIN) else f"written as {format}"
     number = Column(name, ColumnKind.NUMBER, format="" if format == PLAIN else format, words=words)
     if kind is not None and "%" in str(kind):
@@ -144,7 +147,7 @@ def _column(name: str, texts: Sequence[str], kind: Any, format: str, key: str, *
         case ColumnKind.DATE:
             return Column(name, ColumnKind.DATE, format=(*dates, DATE_FORMATS[0])[0])
         case ColumnKind() as other:
-            return Column(name, other)
+            return Column(name, other, width=code_width(texts))
     if not texts:
         return Column(name, ColumnKind.IGNORED, words="no value in any row")
     if format:
@@ -156,17 +159,12 @@ def _column(name: str, texts: Sequence[str], kind: Any, format: str, key: str, *
         return Column(name, ColumnKind.DATE, format=dates[0], words=words)
     if not repeats and float(np.mean([len(text.split()) for text in texts])) >= _FREE_TEXT_WORDS:
         return Column(name, ColumnKind.IGNORED, words=f"free text; {setting(key, name, 'words')} takes its words")
-    return Column(name, ColumnKind.TEXT)
+    return Column(name, ColumnKind.TEXT, width=code_width(texts))
 
 
 def is_typed(texts: Sequence[str]) -> bool:
     """Return whether texts are numbers, most of them at least, or dates."""
-    return bool(formats_of(texts) or _formats(texts)) or sum(map(is_number, texts)) > _MOSTLY * len(texts)
-
-
-def _formats(texts: Sequence[str]) -> list[str]:
-    """Return the formats in which all texts are dates."""
-    return [each for each in DATE_FORMATS if texts and all(days_of(text, each) is not None for text in texts)]
+    return bool(formats_of(texts) or formats_of_dates(texts)) or sum(map(is_number, texts)) > _MOSTLY * len(texts)
 
 
 def table_of_numbers(inputs: np.ndarray) -> RawTable | None:
@@ -180,7 +178,8 @@ def fitted(table: RawTable, rows: np.ndarray, target: Target) -> TableColumns:
     """Return the columns of a table, fitted on some of its rows. Raises UserError if no column holds a value."""
     columns = tuple(_fitted(column, cells[rows]) for column, cells in table.items())
     if all(column.kind is ColumnKind.IGNORED for column in columns):
-        raise UserError(f"expected a column of inputs with values, got {', '.join(column.name for column in columns)}")
+        got = ", ".join(f"{column.name} ({column.words})" for column in columns)
+        raise UserError(f"expected a column of inputs with values, got {got}")
     return TableColumns(columns, target)
 
 
@@ -223,7 +222,8 @@ def _of_texts(column: Column, cells: np.ndarray) -> Column:
     words += f" and {num_rare} rarer ones together" if num_rare else ""
     words += ", constant" if len(values) == 1 else ""
     words += f", {_percent(cells == '')} missing" if "" in values else ""
-    return replace(column, values=frequent, has_others=bool(num_rare), words=words)
+    rare = tuple(text for text in values.tolist() if text not in frequent) if num_rare <= _MAX_RARE else ()
+    return replace(column, values=frequent, has_others=bool(num_rare), rare=rare, words=words)
 
 
 def _percent(is_true: np.ndarray) -> str:
