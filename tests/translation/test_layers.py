@@ -324,7 +324,6 @@ def test_replicas_compute_the_same(kind: str, model: nn.Module) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning")
 def test_symbolic_trace_computes_the_same_and_script_is_refused(kind: str, model: nn.Module) -> None:
     x = inputs_of(model)
     if kind == "source":  # exec has no file
@@ -347,6 +346,8 @@ def test_meta_device_around_and_tokens_of_any_width(dtype: torch.dtype) -> None:
         assert {each.device.type for each in to_pytorch_model(graph).parameters()} == {"meta"}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning")
 def test_dynamic_quantisation(model: nn.Module) -> None:
     quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
     assert not any(type(each) is nn.Linear for each in quantised.modules())
