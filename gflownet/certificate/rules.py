@@ -113,7 +113,7 @@ def limit_violations(env: Environment, reached: Sequence[GraphStates], every: Gr
 
 
 def uniform_violations(env: Environment, trajectories: TrajectoryBatch, name: str) -> Iterator[Violation]:
-    """Yield the steps of trajectories whose uniform log P_B is not that of the backward masks of the state after."""
+    """Yield the steps whose uniform log P_B is not that of the masks of the state after, or that are not undone."""
     step, successor = trajectories.successors()
     after = trajectories.states[successor]
     expected, found = env.backward_masks(after).num_actions(), trajectories.log_backward[step]
@@ -122,6 +122,14 @@ def uniform_violations(env: Environment, trajectories: TrajectoryBatch, name: st
         index = int(wrong[0])
         text = f"1 / {math.exp(-float(found[index])):.4g} instead of 1 / {int(expected[index])} into "
         yield Violation(Check.UNIFORM, len(wrong), f"{text}[{shown_state(env, after, index)}], {name}")
+    undo = trajectories.backward[step]
+    is_undone = env.backward_masks(after).contains(undo)
+    legal = is_undone.nonzero().squeeze(1)
+    back, before = env.apply(after[legal], undo[legal]), trajectories.states[step[legal]]
+    is_undone[legal] = env.identify(back) == env.identify(before)
+    if len(wrong := (~is_undone).nonzero().squeeze(1)):
+        text = f"the inverse of a step into [{shown_state(env, after, int(wrong[0]))}] does not undo it, {name}"
+        yield Violation(Check.DISAGREE, len(wrong), text)
 
 
 def _sampled(env: Environment, states: GraphStates, num_actions: int, generator: torch.Generator) -> GraphStates:

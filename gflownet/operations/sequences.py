@@ -66,7 +66,7 @@ def project(
         return y if total is None else total + y
     if factor is not None:
         x, matrix = (x * factor, matrix) if scales_input else (x, matrix * factor)
-    if total is None or not total.dim():
+    if total is None or (isinstance(total, Tensor) and not total.dim()):  # no proxy of torch.fx
         return F.linear(x, matrix, total)
     return torch.addmm(total, x, matrix.t())
 

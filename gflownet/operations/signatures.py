@@ -126,6 +126,7 @@ def forms_of_function(name: str, function: Callable[..., Any]) -> list[Form]:
         is_weighted = any(each.name == WEIGHT_PORT and each.default is each.empty for each in tensors)
         if tensors and not (is_weighted or any(each.name == "training" for each in arguments)):
             forms.append(form_of(name, [each for each in arguments if each not in tensors or each.name != WEIGHT_PORT]))
+    forms = [each for each in forms if INPUT_PORT in each.tensors] or forms  # torch.repeat_interleave has one without
     if not forms:
         reason = "no weight of a layer and no argument training, that changes none of them"
         raise ValueError(f"operation: expected a function of tensors, {reason}, got {name}")
@@ -182,7 +183,8 @@ def constructor_arguments(module_class: Any, sizes: Container[str]) -> dict[str,
 
 def setting_of(argument: inspect.Parameter, signature: str, *, is_filled: bool) -> Setting:
     """Return the setting of an argument: required, its default or, where that is no JSON value or filled, null."""
-    parameter, default = Parameter(f"a value as in {signature}", _is_json), argument.default
+    other = "; a function of yours that calls it takes a tensor" if argument.name == WEIGHT_PORT else ""
+    parameter, default = Parameter(f"a value as in {signature}{other}", _is_json), argument.default
     if (members := enum_of(argument)) is not None:
         names = [*members.__members__, *(each.value for each in members)]
         parameter = Parameter(f"one of {', '.join(map(str, names))}", lambda value: value is None or value in names)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.fx import Proxy
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import StateSlot, TypedGraph, TypedNode
@@ -297,6 +298,11 @@ class TranslatedModel(nn.Module):
                 args[-1].append(f"{expected}, got two; enable_translation_cache=False keeps them apart")
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse torch.jit.script, which reads source files; the code of this class is in memory."""
+        text = "torch.jit.script: expected a module of a source file, got a translated one; use export_program(model), "
+        raise ValueError(f"{text}to_onnx(model, path), or torch.jit.trace(model, model.zeros(1))")
+
     def _replicate_for_data_parallel(self) -> TranslatedModel:
         replica = super()._replicate_for_data_parallel()
         replica.state_manager = StateManager(self.plan.slots)
@@ -318,7 +324,9 @@ def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | Transl
     typed, options = checked(graph, config)
     model_class = class_of(typed, is_cached=_is_cached(options))
     values = model_class.plan.values_of(graph)
-    device, dtype = torch.device(options.device), checked_dtype(options.dtype)
+    around = torch.get_default_device()  # meta: of a user who wants shapes without memory
+    device = around if around.type == "meta" else torch.device(options.device)
+    dtype = checked_dtype(options.dtype)
     is_dense = model_class.plan.is_dense
     model = model_class(values, device, dtype) if is_dense else model_class(values)
     share_by_derivation(model, graph, is_enabled=_is_cached(options))
@@ -392,7 +400,7 @@ def generate_class(plan: TypedGraph, dialect: Dialect = FAST) -> type[Translated
     key = repr(plan.key) + ("" if dialect is FAST else str(dialect.num_copies))
     name = f"{class_name(plan)}_{sha256(key.encode()).hexdigest()[:12]}"
     filename = f"<gflownet {name}>"
-    names = {"torch": torch, "F": F, "nn": nn, "Tensor": Tensor, "Base": TranslatedModel}
+    names = {"torch": torch, "F": F, "nn": nn, "Tensor": Tensor, "Base": TranslatedModel, "Proxy": Proxy}
     namespace: dict[str, Any] = {**_NAMES, **names, **bodies, **dict(_outside_functions(plan))}
     exec(compile(source, filename, "exec"), namespace)
     methods = {method: namespace[method] for method in ("__init__", "forward", "step", "steps") if method in namespace}
@@ -472,8 +480,10 @@ def _checks(plan: TypedGraph, arguments: list[str]) -> list[str]:
         is_other = f"{name}.shape[1:] != {sizes}"
         if len(sizes) == 1:  # faster than a comparison of slices
             is_other = f"{name}.dim() != 2 or {name}.shape[1] != {sizes[0]}"
-        lines.append(f"if {is_other} or {is_wrong}:")
+        lines.append(f"if not isinstance({name}, Proxy) and ({is_other} or {is_wrong}):")  # of torch.fx
         lines.append(f"    self._refuse({position}, {name})")
+        if shape.layout is Layout.TOKENS:
+            lines.append(f"{name} = {name}.long()")  # nn.Embedding takes no int16 or uint8
     return lines
 
 

@@ -11,7 +11,7 @@ import torch
 from gflownet.certificate.result import Check, EstimatedCertificate
 from gflownet.certificate.words import CONVERGED, _content, errors, findings, has_converged, sentence
 from gflownet.data import sampler
-from gflownet.mdp.action import GraphActionType
+from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.metrics.statistics import Interval
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import AlgoConfig
@@ -182,6 +182,22 @@ def test_removal_too_many_in_uniform_backward_is_named(space, road, max_states, 
         assert names[1:] == ["loss at the exact optimum"]
         where = "at once" if road == "sample_forward" else "step by step"
         assert lines[0].endswith(f"at flows that balance R, expected 0, on trajectories sampled {where}")
+
+
+@pytest.mark.parametrize("max_states", [1_000, 5])
+def test_inverse_of_another_step_is_named(space, max_states, monkeypatch):
+    """Each step has the inverse of the one before; uniform log P_B is right."""
+    usual = sampler.sample_forward
+
+    def planted(*args, **kwargs):
+        batch = usual(*args, **kwargs)
+        return replace(batch, backward=ActionBatch(*(part.roll(1) for part in batch.backward.parts)))
+
+    for module in ("subject", "certify"):
+        place = importlib.import_module(f"gflownet.certificate.{module}")
+        monkeypatch.setattr(place, "sample_forward", planted, raising=False)
+    names, _ = verdict(Case.of(space), max_states=max_states)
+    assert names == [Check.DISAGREE.value]
 
 
 def test_distance_that_the_loss_does_not_show_is_an_error(space, monkeypatch):

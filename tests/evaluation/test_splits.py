@@ -1,15 +1,20 @@
 """Splits of random tables: no group, time or equal row on both sides; classes as scikit-learn splits them."""
 
 import re
+import sys
 from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold, StratifiedShuffleSplit, TimeSeriesSplit
+from torch.utils.data import TensorDataset
 
 from gflownet.errors import UserError
 from gflownet.evaluation.data.datasets import load_splits
+from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.data.splits import (
     Division,
     account_of_splits,
@@ -120,6 +125,29 @@ def test_split_with_one_class_is_refused():
     ):
         check_classes_of_splits([np.array([0, 1]), np.array([0, 1]), np.array([0, 0, 0])], ["no", "yes"])
     check_classes_of_splits([np.zeros(3, int)] * 3, ["no"])  # refused elsewhere, by another line
+
+
+INPUTS = torch.arange(12, dtype=torch.int16).view(6, 2) % 5
+RETURNED = {
+    "splits": lambda parts: Splits(*(Split(*part) for part in parts)),
+    "mapping": lambda parts: dict(zip(("train", "validation", "test"), parts, strict=True)),
+    "datasets": lambda parts: dict(
+        zip(("train", "validation", "test"), (TensorDataset(*part) for part in parts), strict=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_splits_of_a_function_have_two_classes_each_and_long_tokens(monkeypatch, kind):
+    parts = [(INPUTS, torch.arange(6) % 2), (INPUTS, torch.arange(6) % 2), (INPUTS, torch.ones(6).long())]
+    module = ModuleType("returned_splits")
+    module.bad = lambda: RETURNED[kind](parts)
+    module.good = lambda: RETURNED[kind]([*parts[:2], parts[0]])
+    monkeypatch.setitem(sys.modules, "returned_splits", module)
+    with pytest.raises(UserError, match=r"^data: expected two or more classes in the test examples, got only 1"):
+        load_splits("returned_splits:bad", key="data", seed=0)
+    batch, _ = next(iter(load_splits("returned_splits:good", key="data", seed=0).train.in_order()))
+    assert batch.dtype == torch.int64
 
 
 @pytest.mark.parametrize(

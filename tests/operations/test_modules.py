@@ -311,6 +311,18 @@ def test_tensors_reach_the_ports_of_their_edges(name: str, is_reversed: bool) ->
     assert torch.allclose(model(*tensors), result[0] if isinstance(result, tuple) else result)
 
 
+def test_tensors_reach_the_ports_of_a_subgraph() -> None:
+    inner = [{"id": p, "node_type": "input", "attributes": {"port": port}} for p, port in enumerate("ab")]
+    inner.append({"id": 2, "node_type": "output", "attributes": {"operation": {"name": "torch:sub"}}})
+    links = [{"source": p, "target": 2, "attributes": {"port": port}} for p, port in enumerate(("input", "other"))]
+    nodes = [{"id": place, "node_type": "input", "shape": [6, 6]} for place in range(2)]
+    nodes.append({"id": 2, "node_type": "output", "subgraph": "minus"})
+    edges = [{"source": p, "target": 2, "attributes": {"port": port}} for p, port in enumerate("ba")]
+    data = {"nodes": nodes, "edges": edges, "subgraphs": {"minus": {"nodes": inner, "edges": links}}}
+    x, y = torch.randn(2, 2, 6, 6)
+    assert torch.equal(to_pytorch_model(ComputationGraph.from_dict(data))(x, y), y - x)
+
+
 MIXING = """
 from torch import nn
 
@@ -490,6 +502,12 @@ FUNCTIONS: list[tuple[dict[str, Any], tuple[Shape, ...], tuple[str, ...], Any]] 
         lambda x: x.unfold(2, 4, 2),
     ),
     ({"name": "torch:repeat", "repeats": [1, 3]}, (VECTOR,), ("input",), lambda x: x.repeat(1, 3)),
+    (
+        {"name": "torch:repeat_interleave", "repeats": 2, "dim": 2},
+        (SIGNAL,),
+        ("input",),
+        lambda x: x.repeat_interleave(2, 2),
+    ),
     # Parts of complex numbers.
     ({"name": "torch.fft:rfft", "output": "abs"}, (SIGNAL,), ("input",), lambda x: torch.fft.rfft(x).abs()),
     ({"name": "torch.fft:fft2", "output": "real"}, (SEQUENCE,), ("input",), lambda x: torch.fft.fft2(x).real),
@@ -663,6 +681,10 @@ def test_function_of_a_file_with_settings(tmp_path: Path, monkeypatch: pytest.Mo
         ({"name": "torch:flip"}, "torch:flip: expected a setting dims, a value as in flip(input, dims), got none"),
         ({"name": "torch:add", "alpa": 1}, "expected settings out of add(input, other, alpha), got 'alpa'"),
         ({"name": "torch:sub"}, "expected an edge into the port other, got none"),
+        (
+            {"name": "torch:lerp"},
+            "lerp(input, end, weight); a function of yours that calls it takes a tensor, got none",
+        ),
         ({"name": "torch:mean"}, "expected an output with the batch first, got []"),
         ({"name": "torch:permute", "dims": [1, 0, 2]}, "expected an output with the batch first, got [5, batch, 6]"),
         ({"name": "torch:argmax", "dim": 1}, "got torch.int64; a function of yours converts it"),

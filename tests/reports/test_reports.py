@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+<<<<<<< HEAD
 NUM_ROWS = 23
+=======
+NUM_ROWS = 17
+>>>>>>> h/kinds
 _TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 

@@ -203,12 +203,29 @@ def test_latency_is_measured_and_leaves_the_model_as_it_was():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
-def test_onnx_that_computes_something_else_is_refused(tmp_path):
-    """The exporter of torch 2.13 ignores divisor_override."""
+@pytest.mark.parametrize(
+    ("sizes", "settings", "expected"),
+    [
+        (
+            (3, 4, 4),
+            {"name": "AvgPool2d", "kernel_size": 2, "divisor_override": 3},
+            "outputs of the model, got others at y",
+        ),
+        (
+            (5, 6),
+            {"name": "LSTM", "hidden_size": 4, "proj_size": 2, "output": 0},
+            "an ONNX model that runs, got .*LSTM",
+        ),
+        ((5, 6), {"name": "LSTM", "hidden_size": 4, "output": [1, 1, -1]}, ""),
+    ],
+    ids=["divisor", "projection", "cell state"],
+)
+def test_onnx_that_computes_something_else_is_refused(tmp_path, sizes, settings, expected):
+    """The exporter of torch 2.13 ignores divisor_override and proj_size, and gives the cell state a wrong shape."""
     pytest.importorskip("onnxruntime")
-    pool = {"name": "torch.nn:AvgPool2d", "kernel_size": 2, "divisor_override": 3}
-    nodes = [image_input(3, 4, 4), {"id": 1, "node_type": "output", "operation": pool}]
+    layer = {**settings, "name": f"torch.nn:{settings['name']}"}
+    nodes = [image_input(*sizes), {"id": 1, "node_type": "output", "operation": layer}]
     model = to_pytorch_model(graph_of(nodes, [(0, 1)]))
-    with pytest.raises(ValueError, match="expected an ONNX model with the outputs of the model, got others at y"):
-        to_onnx(model, tmp_path / "pool.onnx")
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=expected) if expected else nullcontext():
+        to_onnx(model, tmp_path / "model.onnx")
+    assert len([*tmp_path.iterdir()]) == (not expected)

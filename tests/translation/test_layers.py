@@ -321,6 +321,29 @@ def test_replicas_compute_the_same(kind: str, model: nn.Module) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_symbolic_trace_computes_the_same_and_script_is_refused(kind: str, model: nn.Module) -> None:
+    x = inputs_of(model)
+    if kind == "source":  # exec has no file
+        return
+    if kind not in {*STEPWISE, "set"}:
+        assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+    with pytest.raises(ValueError, match=r"^torch.jit.script: expected .*; use export_program\(model\), to_onnx"):
+        torch.jit.script(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_meta_device_around_and_tokens_of_any_width(dtype: torch.dtype) -> None:
+    nodes = [{"id": 0, "node_type": "input", "attributes": {"shape": [7], "dtype": "token"}}]
+    layer = {"name": "embedding", "vocabulary_size": 9, "features": 4}
+    nodes.append({"id": 1, "node_type": "output", "attributes": {"operation": layer}})
+    graph = ComputationGraph.from_dict({"nodes": nodes, "edges": [{"source": 0, "target": 1}]})
+    model, tokens = to_pytorch_model(graph), torch.arange(7)[None]
+    assert torch.equal(model(tokens.to(dtype)), model(tokens))
+    with torch.device("meta"):
+        assert {each.device.type for each in to_pytorch_model(graph).parameters()} == {"meta"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*quantiz.*:UserWarning")
 def test_dynamic_quantisation(model: nn.Module) -> None:
     quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)

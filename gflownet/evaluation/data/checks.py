@@ -21,6 +21,7 @@ from gflownet.evaluation.data.examples import (
     num_outputs,
     output_shape,
 )
+from gflownet.evaluation.data.splits import check_classes_of_splits
 from gflownet.operations.tensor_shape import CHANNELS_FIRST
 from gflownet.training.random_states import seeded
 
@@ -126,15 +127,15 @@ def _target_words(splits: Splits) -> str:
 
 
 def check_present(splits: Splits, *, key: str) -> None:
-    """Raise UserError unless two or more targets occur, and all class numbers below the largest."""
+    """Raise UserError unless two or more targets occur, in each split too, and all class numbers below the largest."""
     group, targets = key.rpartition(".")[0], torch.cat([part.targets for part in splits])
     if targets.ndim > 1 and not is_classification(targets):
         return
-    is_text, targets = targets.ndim > 1 and not splits.train.example.is_floating_point(), labelled_classes(targets)
-    present = targets.unique().tolist()
+    is_class, targets = targets.ndim == 1 and is_classification(targets), labelled_classes(targets)
+    is_text = not is_class and not splits.train.example.is_floating_point()
+    source, present = splits.columns or splits.arrays, targets.unique().tolist()
+    target = None if source is None else source.target
     if len(present) < 2:
-        source = splits.columns or splits.arrays
-        target = None if source is None else source.target
         label = (*(target.labels if target is not None else ()), present[0])[0]
         setting = f"; {group}.target takes another column" if target is not None and target.name else ""
         raise UserError(f"{key}: expected different targets, got only {label}{setting}")
@@ -146,6 +147,12 @@ def check_present(splits: Splits, *, key: str) -> None:
         is_void = len(missing) == present[-1] - present[-2] - 1 and len(present) > 2
         text += f"; {group}.ignored={present[-1]} leaves out the positions of {present[-1]}" * is_void
         raise UserError(f"{key}: {text}")
+    if is_class:
+        names = (target is not None and target.labels) or range(present[-1] + 1)
+        try:
+            check_classes_of_splits([part.targets.numpy() for part in splits], [*map(str, names)])
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from None
 
 
 def check_repeated(splits: Splits, *, key: str) -> None:

@@ -82,7 +82,7 @@ def load_splits(source: str, *, key: str, seed: int, test: str = "", **reading: 
     Raises:
         UserError: an unknown name, a missing package, a file that cannot be read, or examples that do not fit.
     """
-    splits = _splits(source, key=key, seed=seed, test=test, reading=Reading(**reading))
+    splits = _splits(source, key=key, seed=seed, test=test, reading=Reading(**reading)).changed(_with_long_tokens)
     with accounted(splits.account):
         check_splits(splits, key=key)
         check_present(splits, key=key)
@@ -474,6 +474,11 @@ class _Part(Subset[Any]):
     def __init__(self, dataset: Dataset[Any], indices: Sequence[int], targets: Tensor) -> None:
         super().__init__(dataset, indices)
         self.targets = targets
+
+
+def _with_long_tokens(part: Split) -> Split:
+    """Return examples whose integers, of any width, are int64 tokens."""
+    return part if part.inputs.is_floating_point() else replace(part, inputs=part.inputs.long())
 
 
 def _tensors(data: LabelledArrays, rows: Any = slice(None)) -> Split:

@@ -132,10 +132,11 @@ class DatasetSplit:
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return some examples: bytes are divided by 255, other inputs with two or more axes become float32."""
         inputs, targets = default_collate([tuple(self.dataset[index]) for index in indices])
-        if inputs.dtype == torch.uint8:
-            inputs = inputs / 255
-        elif inputs.is_floating_point() or inputs.ndim > 2:
-            inputs = inputs.float()
+        is_tokens = inputs.ndim == 2 and not inputs.is_floating_point() and inputs.dtype != torch.bool
+        if is_tokens and (inputs.dtype != torch.uint8 or targets.ndim > 1):
+            inputs = inputs.long()
+        else:
+            inputs = inputs / 255 if inputs.dtype == torch.uint8 else inputs.float()
         return inputs.to(self.device), in_columns(targets).to(self.device)
 
 
