@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-<<<<<<< HEAD
-NUM_ROWS = 23
-=======
-NUM_ROWS = 17
->>>>>>> h/kinds
+NUM_ROWS = 24
 _TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 
