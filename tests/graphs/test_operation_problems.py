@@ -377,3 +377,18 @@ def test_repetitions_of_repetitions_are_limited():
 def test_empty_operation_graph_problems():
     nodes = [{"id": 1, "operation": {"name": "identity"}}]
     assert [code for code, *_ in problems({"nodes": nodes})] == ["missing_input", "missing_output", "missing_port"]
+
+
+def test_subgraph_on_a_recurrent_loop_that_does_not_fit_its_inputs() -> None:
+    data = image_chain(conv(6), {"subgraph": "block"}, subgraphs={"block": cell(conv(3))})
+    loop = {"source": 2, "target": 1, "attributes": {"is_recurrent": True}}
+    data["edges"] += [{"source": 0, "target": 2}, loop]
+    assert problems(data) == [("shape_mismatch", "", 2, None)]
+
+
+def test_typed_graph_is_kept_until_the_graph_changes() -> None:
+    graph = ComputationGraph.from_dict(image_chain(conv(6)))
+    first = graph.typed()
+    assert graph.typed() is first is not graph.typed("always")
+    graph.add_node(9, "hidden", output_size=None, attributes=conv(3))
+    assert [problem.node_id for problem in graph.typed().problems] == [9]
