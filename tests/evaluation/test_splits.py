@@ -4,6 +4,7 @@ import re
 import sys
 from itertools import pairwise
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ RETURNED = {
 @pytest.mark.parametrize("kind", RETURNED)
 def test_splits_of_a_function_have_two_classes_each_and_long_tokens(monkeypatch, kind):
     parts = [(INPUTS, torch.arange(6) % 2), (INPUTS, torch.arange(6) % 2), (INPUTS, torch.ones(6).long())]
-    module = ModuleType("returned_splits")
+    module: Any = ModuleType("returned_splits")
     module.bad = lambda: RETURNED[kind](parts)
     module.good = lambda: RETURNED[kind]([*parts[:2], parts[0]])
     monkeypatch.setitem(sys.modules, "returned_splits", module)
