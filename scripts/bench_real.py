@@ -24,11 +24,11 @@ import json
 import multiprocessing
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, redirect_stdout
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from statistics import mean, stdev
 from time import process_time
@@ -41,6 +41,7 @@ import torch
 from scipy.stats import t as student
 
 from gflownet.config import load_config
+from gflownet.envs.slots import SlotEnv
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.job import TEST_METRIC, Request
 from gflownet.evaluation.store.claims import NoStore
@@ -48,11 +49,13 @@ from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.files import write_whole
+from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
 from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.report.architectures import TOP_NAME
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.loop import round_size
-from gflownet.search.tpe import construct
 from gflownet.train import main as train
 from scripts.bench import Row, at_least, figure, finish, parse_arguments
 from scripts.real_problems import MODULE_PLACES, PLACES
@@ -163,6 +166,37 @@ def result_of(problem: str, side: str, seed: int, num_trainings: int, *, is_fron
         else:
             fresh = [tested(row) for row in trained(components, graphs[:1], NUM_FRESH)]
     return Result(fresh, [row.score for row in rows if not row.seed], len(rows), seconds)
+
+
+def construct(env: Environment, choose: Callable[[str, int], int]) -> GraphStates:
+    """Return one terminal state: kind, row and column of each action are chosen where several are legal.
+
+    Args:
+        env: of the state; named places are set in their order.
+        choose: name, number of choices -> a choice; an illegal one is replaced by the next legal one, cyclically.
+    """
+    state, kinds = env.initial_states(1), env.forward_types
+    has_places = isinstance(env, SlotEnv) and not env.vocabulary.node_attributes[0].counted
+    for step in count():
+        legal = env.forward_masks(state).positions()[1].parts
+        actions, label = list(zip(*(part.tolist() for part in legal), strict=True)), f"step {step}"
+        if has_places and (places := [row for kind, row, _ in actions if kind != GraphActionType.Stop]):
+            actions = [each for each in actions if each[1] == min(places) or each[0] == GraphActionType.Stop]
+            label = env.vocabulary.node_types[min(places)]
+        kind = kinds[_legal(choose, f"{label}: kind", len(kinds), {kinds.index(each) for each, _, _ in actions})]
+        num_rows = env.vocabulary.max_nodes ** (2 if kind in PAIR_TYPES else 1)
+        row = _legal(choose, f"{label}: {kind.name} row", num_rows, {each[1] for each in actions if each[0] == kind})
+        columns = {each[2] for each in actions if each[:2] == (kind, row)}
+        column = _legal(choose, f"{label}: {kind.name} column", env.vocabulary.num_columns(kind), columns)
+        if kind == GraphActionType.Stop:
+            break
+        state = env.apply(state, ActionBatch(*(torch.tensor([value]) for value in (int(kind), row, column))))
+    return state
+
+
+def _legal(choose: Callable[[str, int], int], name: str, num: int, legal: set[int]) -> int:
+    choice = choose(name, num) if len(legal) > 1 else 0
+    return min(legal, key=lambda each: (each < choice, each))
 
 
 def _optuna(components: GFNTrainer, num_trainings: int, seed: int) -> tuple[list[Any], list[EvaluationRecord]]:

@@ -40,7 +40,7 @@ from scripts.bench import Row, at_least, at_most, figure, finish, skip
 from scripts.surrogate_ranks import NUM_EVALUATIONS, NUM_SEEDS, QUICK_EVALUATIONS, proposal_rows, rank_rows
 
 _ROOT = Path(__file__).resolve().parent.parent
-METHODS = "random,evolution,local_search,tpe,surrogate,surrogate_gflownet"
+METHODS = "random,evolution,local_search,surrogate,surrogate_gflownet"
 QUICK_SEEDS, QUICK_BUDGET, QUICK_METHODS = 2, 20, "random,surrogate"
 # Goals apply to the full number of seeds and evaluations.
 _PERCENT = 100.0
@@ -189,8 +189,8 @@ def sections(tables: Path) -> list[Section]:
         *result,
         Section("macro", "cells", macro, names, 100, 50, _macro_rows),
         Section("recorded", "recorded_digits", recorded, _TOO_LARGE, 300, 20, _recorded_rows),
-        Section("digits", "digits", None, real, 200, 5, _real_rows, "random,evolution,tpe,surrogate_gflownet"),
-        Section("mnist1d", "mnist1d", None, real, 200, 5, _real_rows, "random,evolution,tpe,surrogate_gflownet"),
+        Section("digits", "digits", None, real, 200, 5, _real_rows, "random,evolution,surrogate_gflownet"),
+        Section("mnist1d", "mnist1d", None, real, 200, 5, _real_rows, "random,evolution,surrogate_gflownet"),
     ]
 
 
@@ -244,7 +244,7 @@ def _real_rows(comparison: Searches, label: str) -> Iterator[Row]:
     }
     for name, estimate in scores.items():
         yield figure(f"top 10 on new seeds: {name} [{estimate.low:.4f}, {estimate.high:.4f}]", estimate.mean)
-    for other in ("random", "evolution", "tpe"):
+    for other in ("random", "evolution"):
         if other in scores and other != label:
             difference = scores[label].mean - scores[other].mean
             holds = scores[label].low > scores[other].high if other == "random" else difference > 0

@@ -149,22 +149,6 @@ def test_ask_again_before_telling(method):
     assert len(search) == len(seen)
 
 
-@pytest.mark.slow
-def test_search_finds_better_graphs_than_random():
-    """A negative control: a search that is told nothing useful finds no more than random."""
-
-    def best(scores: Any) -> float:
-        search = start("surrogate", seed=3)
-        for _ in range(25):
-            for graph in search.ask():
-                search.tell(graph, scores(graph))
-        return max(score_of(result.graph) for result in search.results())
-
-    values = sorted((0.05 + 0.06 * total for total in range(9)), reverse=True)
-    assert best(score_of) > values[2]
-    assert best(score_of) >= best(lambda graph: 0.5)
-
-
 def test_exhausted_space_ends_the_search():
     options = ["env.choices.places={c: [0, 1], d: [0]}", *SHARED]
     search = Search(env="choices", method="surrogate", options=options)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import pytest
 import torch
@@ -17,22 +16,17 @@ from gflownet.certificate.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.data.sampler import Exploration, sample_backward, sample_forward
+from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TrajectoryBalanceConfig
+from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
-from gflownet.policy.config import ModelConfig
-from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from tests.evaluation.candidates import config_with
 from tests.oracles.tabular import Flows, RememberingContext, TabularPolicy, classes_of, labelled_flows, uniform_backward
-from tests.sampled_rollouts import sampled_rollouts
 
 CONDITIONS = (
     "evaluation.objectives=[red,sparse]",
@@ -40,9 +34,6 @@ CONDITIONS = (
     "cond.temperature.sample_dist=uniform",
     "cond.temperature.dist_params=[0.5,4.0]",
 )
-
-
-NUM_STEPS = 300
 
 
 class RedAndSparse(GFNTask):
@@ -144,43 +135,3 @@ def test_conditional_analytic_flows_balance(overrides):
     assert float(objective.loss(policy, batch).value) < 1e-9
     wrong = batch.with_rewards(batch.log_reward.roll(1))
     assert float(objective.loss(policy, wrong).value) > 0.1
-
-
-@pytest.mark.slow
-def test_conditional_policy_samples_every_target():
-    space = space_of(3)
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    context = GraphBuildingEnvContext(space.env, num_cond_dim=space.task.num_cond_dim)
-    context = context.with_layout(DenseTransformerPolicy.layout)
-    policy = DenseTransformerPolicy(context, ModelConfig(num_layers=2, num_emb=32, num_heads=2))
-    objective = TrajectoryBalance(context, AlgoConfig(tb=TrajectoryBalanceConfig(Z_learning_rate=0.02)))
-    config = OptimizerConfig(learning_rate=5e-3, clip_grad_param=1e9, schedule="linear")
-    learner = Learner(policy, objective, context, config=config, options=LearnerOptions(num_steps=NUM_STEPS))
-    rollouts = sampled_rollouts(
-        context,
-        policy,
-        log_reward=lambda states, conditioning: space.task.log_reward(space.task.utilities_of(states), conditioning),
-        conditioning=lambda generator: space.task.sample_conditioning(64, generator=generator),
-        generator=generator,
-        exploration=Exploration(random_action_prob=0.1),
-    )
-    for rollout in islice(rollouts, NUM_STEPS):
-        learner.learn(rollout)
-    drawn = space.task.sample_conditioning(1, generator=generator)
-    ones = [
-        space.task.override_conditioning(drawn, beta=beta, preferences=preferences)
-        for preferences in ([9, 1], [1, 9])
-        for beta in (0.8, 3.5)
-    ]
-    conditioning = Conditioning(torch.cat([one.encoding for one in ones]), torch.cat([one.beta for one in ones]))
-    rewards = space.log_rewards(conditioning)
-    targets = [target_distribution(space.graph, reward) for reward in rewards]
-    sampled = [
-        terminating_distribution(space.graph, policy_log_prob(space.graph, forward_scores(context, policy, encoding)))
-        for encoding in conditioning.encoding
-    ]
-    for place, target in enumerate(targets):
-        distances = [total_variation(distribution, target) for distribution in sampled]
-        assert distances[place] < 0.05
-        assert min(distances[:place] + distances[place + 1 :]) > 0.15  # the targets of other conditionings differ

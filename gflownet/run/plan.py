@@ -21,7 +21,7 @@ _MIN_PER_VERIFIED = 10
 _MIN_STEPS = 20
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
 # Options of methods that begin with so many random architectures.
-_RANDOM_STARTS = {"evolution": "population", "tpe": "num_startup"}
+_RANDOM_STARTS = {"evolution": "population"}
 
 
 # Without final.caps, finalists are chosen up to these shares of the largest size.

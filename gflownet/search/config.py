@@ -31,7 +31,6 @@ SEARCH_METHODS = ExtensionPoint(
         "random": BuiltIn(f"{_ROOM}.baselines:RandomSearch", "uniformly random actions"),
         "evolution": BuiltIn(f"{_ROOM}.baselines:RegularizedEvolution", "mutations of the best of the youngest"),
         "local_search": BuiltIn(f"{_ROOM}.baselines:FirstImprovement", "first better neighbour, with restarts"),
-        "tpe": BuiltIn(f"{_ROOM}.tpe:TreeParzen", "tree-structured Parzen estimator of Optuna"),
         "surrogate": BuiltIn(f"{_ROOM}.surrogate_search:SurrogateAlone", "surrogate, without a policy"),
         "surrogate_gflownet": BuiltIn(
             f"{_ROOM}.amortised_search:SurrogateGFlowNet", "surrogate, and a policy trained on its acquisition"

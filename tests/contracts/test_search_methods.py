@@ -29,7 +29,6 @@ from tests.toy_tasks import RewardsHiddenNodes
 # Small populations, so that each method does more than propose random architectures.
 OPTIONS = {
     "evolution": ["search.options.population=4", "search.options.tournament=2"],
-    "tpe": ["search.options.num_startup=4"],
     "surrogate_gflownet": ["search.proposals.num_enumerated=0"],  # otherwise it needs no policy in a small space
 }
 SHARED = (

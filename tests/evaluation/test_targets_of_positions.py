@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import jaccard_score
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -382,27 +381,3 @@ def test_run_predicts_targets_of_positions_in_its_report_and_from_onnx(tmp_path,
         np.isclose(arrays.predictions(outputs), predicted) if labels == [] else arrays.predictions(outputs) == predicted
     )
     assert same.all()
-
-
-@pytest.mark.slow
-def test_search_on_pairs_of_digits_finds_a_network_better_than_the_references(tmp_path, monkeypatch):
-    """The example of docs/training-candidates.md, smaller: mean IoU of scikit-learn on the test images."""
-    page = (Path(__file__).parents[2] / "docs" / "training-candidates.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "pairs.npz" in block)
-    exec(code, {})
-    options = ["task_options.data=pairs.npz", "env.operation_graph.operations=[conv_bn_relu,max_pool2d,upsample]"]
-    options += ["env.operation_graph.max_parameters=8000", "evaluation.training.metric=mean_iou"]
-    options += ["evaluation.training.label_smoothing=0", "evaluation.floor_score=0.05", "evaluation.learning_rate=0.03"]
-    options += ["evaluation.num_epochs=6", "evaluation.batch_size=16", "budget.evaluations=14", "wandb.mode=disabled"]
-    options += ["final.top=1", "final.num_seeds=1", "final.num_random=0", "evaluation.executor=inline"]
-    assert main(["--config", "images_small", *options, f"log_dir={tmp_path / 'run'}"]) == 0
-    task = ImagesTask(with_task_options(load_config("images_small", options), ImagesConfig))
-    inputs, targets = task.test_split.inputs.numpy(), task.test_split.targets.numpy()
-    predicted = gflownet.load(tmp_path / "run").predict(inputs)
-    own, shifted = (
-        jaccard_score(each.ravel(), predicted.ravel(), average="macro") for each in (targets, np.roll(targets, 3, 2))
-    )
-    references = [reference.validation[0] for reference in task.references(seeds=[0])]
-    assert own > 0.3 > max(references) + 0.15
-    assert shifted < own / 2

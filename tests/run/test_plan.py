@@ -115,7 +115,6 @@ def test_plan_without_final_stage_leaves_all_to_the_search(options):
             "2 policy steps in 30 evaluations, fewer than 20; search.method=surrogate learns from 10",
         ),
         (("search.method=evolution", "search.options.population=50", "budget.evaluations=40"), "its population of 50"),
-        (("search.method=tpe", "budget.evaluations=12"), "its num_startup of 10 is not filled by 9 evaluations"),
         (("budget.evaluations=12",), "search.num_initial=10 random candidates are all 9 evaluations"),
         (("budget.evaluations=60",), ""),
     ],
