@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.subgraphs import MAX_LEVELS
@@ -35,7 +35,7 @@ class Composite(Operation):
     @classmethod
     def computation_graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> ComputationGraph:
         """Return a copy of the inner graph; its INPUT nodes carry the input shapes."""
-        return cls.typed_body(cls.__name__, inputs, settings, "auto").graph.copy()
+        return cast(ComputationGraph, cls.typed_body(cls.__name__, inputs, settings, "auto").graph).copy()
 
     @classmethod
     def typed_body(
