@@ -150,7 +150,8 @@ def test_failed_score_keeps_metrics_and_size(build):
 
 
 def test_size_out_of_range_fails_alone(build, store):
-    sizes = {str(size): Score(0.5, size) for size in (2**63, -1, True, 1.5, math.inf)} | {"'7'": AnyScore(0.5, "7")}
+    wrong: tuple[Any, ...] = (2**63, -1, True, 1.5, math.inf)
+    sizes = {str(size): Score(0.5, size) for size in wrong} | {"'7'": AnyScore(0.5, "7")}
     task = ScoresTask({**sizes, "good": Score(0.75, 2**63 - 1)})
     *failed, good = build(task).evaluate(candidates(*sizes, "good"), step=1)
     assert ({each.status for each in failed}, good.status) == ({FAILED}, OK)

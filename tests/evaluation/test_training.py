@@ -48,7 +48,7 @@ def train(model: nn.Module, data: Split, *, seed: int = 0, **options) -> float:
 
 
 def accuracy(model: nn.Module, data: Split) -> float:
-    return Measure(METRICS["accuracy"], data, 0.0).value(model)
+    return Measure(METRICS["accuracy"], data).value(model)
 
 
 def test_same_numbers_as_the_plain_loop(data):
@@ -207,7 +207,7 @@ def image_trainer(**options) -> tuple[ModelTrainer, Measure]:
     values = {"num_epochs": 4, "batch_size": 16, "learning_rate": 0.03, "memory_format": "channels_last"}
     config = EvaluationConfig(**values, training=TrainingConfig(**options))
     trainer = ModelTrainer(data, build_loss(config.training, is_classification=True), config, num_outputs=3)
-    return trainer, Measure(METRICS["cross_entropy"], data, 0.0)
+    return trainer, Measure(METRICS["cross_entropy"], data)
 
 
 @pytest.mark.parametrize(
