@@ -125,7 +125,7 @@ class _Choice:
         test = self._predictions(list(different.values()), "test")
         table = [
             {"key": key, "name": name, "num_parameters": _size(members[:1] if key == "best_alone" else members)}
-            | _figures([test[row.identity] for row in members], task.test_split.targets, is_mean=key != "best_alone")
+            | _figures([test[row.identity] for row in members], task, is_mean=key != "best_alone")
             for (key, name), members in compared.items()
             if members
         ]
@@ -173,10 +173,14 @@ def _size(rows: Sequence[EvaluationRecord]) -> int:
     return sum({row.identity: row.num_parameters or 0 for row in rows}.values())
 
 
-def _figures(values: Sequence[Tensor], targets: Tensor, *, is_mean: bool) -> _Row:
-    """Return the figures of the mean of predictions, or their mean figures and the calibration of the first."""
-    each = [torch.stack([*values]).mean(0)] if is_mean else values
-    figures = [figures_of(value, targets) for value in each]
+def _figures(values: Sequence[Tensor], task: TensorTask, *, is_mean: bool) -> _Row:
+    """Return the figures of the mean of predictions, or their mean figures and the calibration of the first.
+
+    Those of numbers are in the units of the task's metric.
+    """
+    each, targets = [torch.stack([*values]).mean(0)] if is_mean else values, task.test_split.targets
+    units = task.measure.metric.units if targets.is_floating_point() else torch.positive
+    figures = [figures_of(units(value), units(targets)) for value in each]
     means = {name: fmean(row[name] for row in figures) for name in figures[0]}
     return means if targets.is_floating_point() else means | {"calibration": calibration(each[0], targets)}
 
