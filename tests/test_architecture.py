@@ -21,13 +21,13 @@ SHRINKING_ROOMS = {
     "envs": 5_053,
     "search": 4_265,
     "operations": 4_782,
-    "run": 4_866,
+    "run": 4_870,
     "graphs": 4_718,
     "translation": 3_890,
     "report": 3_930,
 }
 NUM_PACKAGE_FILES = 389
-NUM_DOC_WORDS = 87_971
+NUM_DOC_WORDS = 87_966
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.

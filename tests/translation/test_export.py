@@ -211,10 +211,11 @@ def test_latency_is_measured_and_leaves_the_model_as_it_was():
             {"name": "AvgPool2d", "kernel_size": 2, "divisor_override": 3},
             "outputs of the model, got others at y",
         ),
-        (
+        pytest.param(
             (5, 6),
             {"name": "LSTM", "hidden_size": 4, "proj_size": 2, "output": 0},
             "an ONNX model that runs, got .*LSTM",
+            marks=pytest.mark.slow,
         ),
         ((5, 6), {"name": "LSTM", "hidden_size": 4, "output": [1, 1, -1]}, ""),
     ],
