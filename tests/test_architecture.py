@@ -20,7 +20,7 @@ SHRINKING_ROOMS = {
     "evaluation": 12_074,
     "envs": 5_053,
     "search": 4_265,
-    "operations": 4_782,
+    "operations": 4_783,
     "run": 4_870,
     "graphs": 4_718,
     "translation": 3_890,

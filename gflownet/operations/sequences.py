@@ -73,7 +73,8 @@ def project(
 
 def scaled_matrices(layers: Sequence[nn.Module], factors: Sequence[Tensor]) -> Sequence[Tensor | None]:
     """Return the weight of each layer times its factor, of equal sizes, by one product; None where one is touched."""
-    matrices = [weight for layer in layers if (weight := plain_weight(layer)) is not None]
+    # No named expression in a comprehension: torch.compile cannot trace the variable's cell.
+    matrices = [weight for weight in map(plain_weight, layers) if weight is not None]
     if len(matrices) < len(layers) or _has_any_global_hook():
         return [None] * len(layers)
     return (torch.stack(matrices) * torch.stack(tuple(factors))[:, None, None]).unbind()
