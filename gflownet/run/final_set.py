@@ -179,7 +179,7 @@ def _figures(values: Sequence[Tensor], task: TensorTask, *, is_mean: bool) -> _R
     Those of numbers are in the units of the task's metric.
     """
     each, targets = [torch.stack([*values]).mean(0)] if is_mean else values, task.test_split.targets
-    units = task.measure.metric.units if targets.is_floating_point() else torch.positive
+    units = task.measure.metric.units
     figures = [figures_of(units(value), units(targets)) for value in each]
     means = {name: fmean(row[name] for row in figures) for name in figures[0]}
     return means if targets.is_floating_point() else means | {"calibration": calibration(each[0], targets)}

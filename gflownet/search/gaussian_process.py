@@ -5,7 +5,7 @@ Letters: n observations, m of them in the model, B predicted graphs, K distances
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -43,14 +43,11 @@ class GaussianProcess(Surrogate):
         self._regression: Regression | None = None
         self._crosses: list[CrossCovariance] = []  # of the features of the last predictions, latest first
 
-    @cached_property
-    def _descriptors(self) -> Descriptors:
-        return Descriptors(self.env, seed=self.seed)
-
     def encode(self, states: GraphStates) -> GraphFeatures:
         """Return the features of B terminal states: labels, and numbers with one distance for each of their groups."""
-        groups = self._descriptors.groups.unique(return_inverse=True)[1]
-        return self._encoder.encode(states, self._descriptors(states), groups)
+        descriptors = _descriptors(self.env, self.seed)
+        groups = descriptors.groups.unique(return_inverse=True)[1]
+        return self._encoder.encode(states, descriptors(states), groups)
 
     def fit(self, features: GraphFeatures, scores: Tensor) -> None:
         """Fit to n observations."""
@@ -120,6 +117,12 @@ class GaussianProcess(Surrogate):
     def _rows(self, values: Tensor) -> Tensor:
         """Return the observations of the model, sorted: all, or the best half and random ones."""
         return best_and_random(values, _MAX_ROWS, seed=self.seed)
+
+
+@lru_cache(maxsize=1)
+def _descriptors(env: Environment, seed: int) -> Descriptors:
+    """Return the numbers of architectures, whose random references the surrogates of a run share."""
+    return Descriptors(env, seed=seed)
 
 
 def _check(features: GraphFeatures, scores: Tensor) -> None:

@@ -53,7 +53,7 @@ class Metric:
     is_whole: bool = False  # whether `values` is one value of all predictions at once, not a mean over batches
     quantile: float | None = None  # that a prediction estimates; None: the mean
     axis: int = -1  # of the classes in outputs [B, ...]
-    units: Callable[[Tensor], Tensor] = torch.positive  # of predicted and true numbers, in which they are compared
+    units: Callable[[Tensor], Tensor] = torch.positive  # in which predicted and true numbers are compared
 
     def means(self, batches: Iterable[Batch]) -> list[float]:
         """Return the means of the values over all predictions of batches (outputs, targets and weights, if any).
@@ -64,8 +64,7 @@ class Metric:
             batches = [tuple(torch.cat(each).cpu() for each in zip(*batches, strict=True))]
         total, count = torch.zeros(1, dtype=torch.float64), 0.0
         for outputs, targets, *weights in batches:
-            arguments = (outputs, targets) if not targets.is_floating_point() else map(self.units, (outputs, targets))
-            each = self.values(*arguments, *(weights if self.is_whole else ())).double()
+            each = self.values(self.units(outputs), self.units(targets), *(weights if self.is_whole else ())).double()
             if each.ndim == 0:  # the mean of its batch
                 each = each.expand(len(targets))
             each = each if each.ndim == 2 and targets.is_floating_point() else each.reshape(-1, 1)

@@ -445,10 +445,9 @@ def build_measure(metric: Metric, examples: Examples, *, train: Examples, num_ou
     """Return a metric on a split, relative to the best constant prediction of the training examples where needed."""
     if not metric.is_relative:
         return Measure(metric, examples)
-    numbers = metric.units if train.targets.is_floating_point() else torch.positive
     options: dict[str, Any] = {"quantile": metric.quantile, "weights": train.weights}
-    constant = constant_prediction(numbers(train.targets), num_outputs, **options)
-    batches = constant_batches(constant, numbers(examples.targets), axis=metric.axis, weights=examples.weights)
+    constant = constant_prediction(metric.units(train.targets), num_outputs, **options)
+    batches = constant_batches(constant, metric.units(examples.targets), axis=metric.axis, weights=examples.weights)
     return Measure(metric, examples, replace(metric, units=torch.positive).means(batches))
 
 
