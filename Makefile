@@ -71,4 +71,4 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) dist docs/_build .coverage .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist docs/_build .coverage .pytest_cache .ruff_cache

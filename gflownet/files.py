@@ -208,6 +208,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected plain YAML, got an error: {' '.join(str(error).split())}") from None
+    except AssertionError:  # of OmegaConf, for a quoted number as the whole text
+        tree = text
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected a mapping of options, got {tree!r:.80}")
     return cast(dict[str, Any], tree)

@@ -14,18 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis.configuration import set_hypothesis_home_dir
 
 from gflownet.cli import interrupts
 from tests import cpu_seconds
 from tests.finished_runs import CopiedRun, FinishedRuns, copy_finished
 from tests.postgres_server import missing_server, new_database, running_server
 
-# The key of this user's run folders, the measured choices and files of hypothesis, the same for all processes of
-# pytest-xdist.
+# The key of this user's run folders and the measured choices, the same for all processes of pytest-xdist.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gflownet-tests-")
-set_hypothesis_home_dir(os.environ["XDG_CACHE_HOME"])
 # A test that sends SIGTERM to this process ends neither it nor, with a slow step, the fork server, whose next
 # user would get an EOFError, also on a busy machine.
 interrupts.ABANDON_S, interrupts.END_S = 600.0, 1_200.0
