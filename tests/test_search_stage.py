@@ -13,7 +13,8 @@ import pytest
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationStatus
-from gflownet.run.closing_stages import _random_words
+from gflownet.report.verdict import sampler_lines, sampler_metrics
+from gflownet.run.closing_stages import of_their_sizes
 from gflownet.run.folder import CERTIFICATE_STORE_NAME
 from gflownet.run.sampling import restore, sample
 from gflownet.train import main
@@ -109,24 +110,47 @@ def test_closing_line_of_a_search(tmp_path, capsys):
     text = capsys.readouterr().out
     line = next(line for line in text.splitlines() if line.startswith("search.method=surrogate: "))
     assert "no better score in 5 evaluations" in line
-    sampler = next(line for line in text.splitlines() if line.startswith("sampler: "))
+    sampler, warning = (line for line in text.splitlines() if line.startswith(("sampler: ", "the sampler has ")))
     assert re.fullmatch(
-        r"sampler: 2 new samples: 0\.500 \(random predicted 0\.500\), \d+ of 64 distinct, \S+ evaluated before; "
+        r"sampler: 2 new samples: 0\.500 \(random predicted 0\.500\); \d+ of 64 distinct, \S+ evaluated before; "
         r"log p against log R \S+; flow consistency \S+: (not )?converged",
         sampler,
     )
-    assert json.loads((tmp_path / "run" / "sampler.json").read_text()) == {"words": sampler}
+    assert warning.startswith("the sampler has learned from "), warning
+    record = json.loads((tmp_path / "run" / "sampler.json").read_text())
+    assert record["scores"] == [0.5, 0.5]
+    assert sampler_lines(record) == [sampler, warning], "the record has all figures"
 
 
 def test_samples_are_compared_with_random_architectures_of_their_sizes():
-    def row(seed: int, score: float, size: int | None) -> Any:
-        return SimpleNamespace(seed=seed, hash=f"{size}", score=score, num_parameters=size, status=EvaluationStatus.OK)
+    def row(score: float, size: int | None) -> Any:
+        return SimpleNamespace(
+            seed=RANDOM_REPEAT, hash=f"{size}", score=score, num_parameters=size, status=EvaluationStatus.OK
+        )
 
-    own = [row(0, 0.9, 100), row(0, 0.9, 5), row(0, 0.9, 300)]
-    random = [row(RANDOM_REPEAT, score, size) for score, size in ((0.1, 99), (0.5, 100), (0.7, 300))]
-    assert _random_words({"100", "300"}, [*own, *random]) == "random of 100 to 300 parameters 0.600"
-    assert _random_words({"100", "300"}, [*own, random[0]]) == "", "none of their sizes"
-    assert _random_words({"None"}, [row(0, 0.9, None), *random]) == "random 0.433"
+    random = [row(0.1, 99), row(0.5, 100), row(0.7, 300), row(0.9, 301)]
+    for sizes, expected in (((300, 100), [0.5, 0.7]), ((5,), []), ((None,), [0.1, 0.5, 0.7, 0.9])):
+        assert [each.score for each in of_their_sizes(random, sizes)] == expected
+
+
+def test_lines_about_a_sampler():
+    record = {"num_samples": 64, "num_distinct": 31, "num_known": 0, "num_trained_on": 20, "preferences": []}
+    record |= {"scores": [0.9, 0.8], "parameters": [1200, 300], "random_scores": [0.5, 0.7, 0.9]}
+    record |= {"chosen_scores": [0.7, 0.9], "random_predicted": 0.6, "rank_correlation": None, "format": 1}
+    record |= {"flow_consistency": 0.04, "is_converged": True}
+    assert sampler_lines(record) == [
+        "sampler: 2 new samples: 0.850 (3 random architectures of 300 to 1,200 parameters: 0.700, the 2 of them with "
+        "the best predictions: 0.800); 31 of 64 distinct, none evaluated before; flow consistency 0.04: converged",
+        "33 of 64 samples repeat another one: the sampler knows few architectures",
+    ]
+    assert sampler_metrics(record) == pytest.approx(
+        {
+            **{"sampler/score": 0.85, "sampler/random_score": 0.7, "sampler/chosen_score": 0.8},
+            **{"sampler/num_samples": 64.0, "sampler/num_distinct": 31.0, "sampler/num_known": 0.0},
+            **{"sampler/num_trained_on": 20.0, "sampler/random_predicted": 0.6, "sampler/flow_consistency": 0.04},
+            "sampler/is_converged": 1.0,
+        }
+    )
 
 
 def test_sampler_of_continued_search_is_trained_again(tmp_path, capsys):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gflownet.cli.console import duration
+from gflownet.errors import counted
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.rows import EvaluationRecord
 
@@ -95,6 +96,62 @@ def _line(best: Side, reference: Side) -> str:
     if not best.is_apart(reference):
         return f"{start}not separated: {names[0]} and {names[1]}, difference {difference}{load}"
     return f"{start}{names[0]} is better than {names[1]}, by {difference}{load if second is best else ''}"
+
+
+MIN_TRAINED_ON = 20  # evaluations: fewer hardly tell one architecture from another
+
+
+def sampler_lines(record: Mapping[str, Any]) -> list[str]:
+    """Return the lines about sampler.json: trained samples against random architectures, p against R, and warnings."""
+    num, num_distinct, num_trained_on = (int(record[f"num_{key}"]) for key in ("samples", "distinct", "trained_on"))
+    state = "converged" if record["is_converged"] else "not converged"
+    correlation, figures = record["rank_correlation"], f"flow consistency {record['flow_consistency']:.2f}"
+    if correlation is not None:
+        figures = f"log p against log R {correlation:.2f}; {figures}"
+    known = f"{num_distinct} of {num} distinct, {record['num_known'] or 'none'} evaluated before"
+    lines = [f"sampler: {_trained_words(record)}; {known}; {figures}: {state}"]
+    if num_trained_on < MIN_TRAINED_ON:
+        learned = counted(num_trained_on, "evaluation")
+        lines.append(f"the sampler has learned from {learned}, fewer than {MIN_TRAINED_ON}: its samples are guesses")
+    if 2 * num_distinct < num:
+        lines.append(f"{num - num_distinct} of {num} samples repeat another one: the sampler knows few architectures")
+    if preferences := record["preferences"]:
+        weight = f"samples with a preference of {preferences[0]['weight']} for one objective, predicted utilities"
+        lines.append(f"{weight}: {'; '.join(map(_preferred_words, preferences))}")
+    return lines
+
+
+def _trained_words(record: Mapping[str, Any]) -> str:
+    scores, random, chosen = (record[key] for key in ("scores", "random_scores", "chosen_scores"))
+    if not scores:
+        return "no sample was evaluated"
+    sizes = [size for size in record["parameters"] if size is not None]
+    words, range_words = f"{counted(len(scores), 'new sample')}: {_mean(scores):.3f}", ""
+    if sizes:
+        range_words = f" of {min(sizes):,} to {max(sizes):,} parameters"
+    if not random:
+        return f"{words} (random predicted {record['random_predicted']:.3f})"
+    words += f" ({counted(len(random), 'random architecture')}{range_words}: {_mean(random):.3f}"
+    if len(random) > len(chosen):
+        words += f", the {len(chosen)} of them with the best predictions: {_mean(chosen):.3f}"
+    return f"{words})"
+
+
+def _preferred_words(entry: Mapping[str, Any]) -> str:
+    figures = [f"{name} {utility:.3f}" for name, utility in entry["utilities"].items()]
+    figures += [] if entry["parameters"] is None else [f"{entry['parameters']:,.0f} parameters"]
+    return f"{entry['objective']}: {', '.join(figures)}"
+
+
+def sampler_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of sampler.json as metrics `sampler/NAME`; lists of scores as their means."""
+    means = {key: _mean(record[f"{key}s"]) for key in ("score", "random_score", "chosen_score") if record[f"{key}s"]}
+    single = {key: float(value) for key, value in record.items() if isinstance(value, int | float) and key != "format"}
+    return {f"sampler/{name}": value for name, value in {**means, **single}.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 @dataclass(frozen=True)

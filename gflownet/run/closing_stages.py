@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,18 @@ import torch
 
 from gflownet.cli.interrupts import AbandonedError
 from gflownet.data.sampler import conditions_of
-from gflownet.errors import UserError, counted
+from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import best_within
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
+from gflownet.files import json_text
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, final_leaders
 from gflownet.report.closing import report_run
+from gflownet.report.verdict import sampler_lines, sampler_metrics
 from gflownet.run.components import CERTIFICATE_STREAM, Components
 from gflownet.run.failures import Quarantine, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage, best_tested
@@ -32,8 +34,7 @@ from gflownet.run.run import Run
 from gflownet.run.search_stage import closing_line, leaders_of
 from gflownet.run.stage import Stage
 from gflownet.search.proposals import distinct
-from gflownet.search.sampler import RewardScale
-from gflownet.search.surrogate import rank_correlation
+from gflownet.search.sampler import RewardScale, balance_correlation, score_column
 from gflownet.workers.process import stream_seed
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ _PREFERRED = 0.95  # weight of an objective that samples prefer
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
 
 
-def sampler_words(parts: Components, scale: RewardScale, rows: Sequence[EvaluationRecord]) -> str:
-    """Return scores of evaluated samples of the sampler of a search, and how p compares with R on all checked ones.
+def sampler_record(parts: Components, scale: RewardScale, rows: Sequence[EvaluationRecord]) -> dict[str, Any]:
+    """Return the figures of sampler.json: scores of trained samples and of random architectures, and p against R.
 
-    p and R are those under the condition of the first sample. The samples are compared with the random architectures of
-    their sizes; without any, the mean score of random ones is predicted.
+    The correlation is that of the steps of its training (`balance_correlation`), the flow consistency that under the
+    condition of the first sample. The samples are compared with the random architectures of their sizes, and with as
+    many of these as there are samples, chosen by the predictions that the sampler has learned.
     """
     # Imported here: it takes a second, which runs without a sampler save.
     from gflownet.certificate import estimates
@@ -63,50 +65,61 @@ def sampler_words(parts: Components, scale: RewardScale, rows: Sequence[Evaluati
     rollouts = estimates.rolled_back(parts.context, policy, states, one, num=num_rollouts, generator=generator)
     ratios = estimates.log_ratio(parts.context, policy, rollouts).reshape(num, num_rollouts)
     log_prob = estimates.terminating_log_prob(ratios, rollouts.log_symmetry[::num_rollouts])
-    log_reward = scale.log_reward(sampler.score_model()(states), one)
+    model = sampler.score_model()
+    log_reward = scale.log_reward(model(states), one)
+    rewards = scale.log_reward(model(batch.terminal), conditions_of(batch)).float()
     subsets = estimates.disjoint_subsets(num, size=min(num, estimates.SUBSET_SIZE), generator=generator)
     consistency = estimates.flow_consistency(log_prob, log_reward, subsets, seed=seed)
     places = [search.history.position(code) for code in parts.env.identify(states).tolist()]
-    num_known = sum(place is not None and place < sampler.num_trained_on for place in places)
-    scores = [each.score for each in sampler.verified]
-    compared = (
-        _random_words({each.hash for each in sampler.verified}, rows) or f"random predicted {scale.random_score:.3f}"
-    )
-    verified = f"{counted(len(scores), 'new sample')}: {mean(scores):.3f}" if scores else "no sample was evaluated"
-    return (
-        f"sampler: {verified} ({compared}), {num} of {len(batch)} distinct, {num_known or 'none'} evaluated "
-        f"before; log p against log R {rank_correlation(log_prob, log_reward):.2f}; flow consistency "
-        f"{consistency.value:.2f}: {'converged' if consistency.high <= CONVERGED else 'not converged'}"
-    )
+    trained = {each.hash: each.score for each in sampler.verified}
+    own = {row.hash: row.num_parameters for row in rows if not row.seed and row.hash in trained}
+    random = of_their_sizes(rows, own.values())
+    chosen = list[float]()
+    if random and trained:
+        from_dict = parts.env.terminal_type.from_dict
+        predicted = model(parts.env.states_of([from_dict(json.loads(row.graph)) for row in random]))
+        first = predicted if predicted.dim() == 1 else predicted[:, score_column(parts.task) or 0]
+        chosen = [random[place].score for place in first.argsort(descending=True, stable=True)[: len(trained)]]
+    return {
+        "format": 1,
+        "num_trained_on": sampler.num_trained_on,
+        "num_samples": len(batch),
+        "num_distinct": num,
+        "num_known": sum(place is not None and place < sampler.num_trained_on for place in places),
+        "scores": list(trained.values()),
+        "parameters": list(own.values()),
+        "random_scores": [row.score for row in random],
+        "chosen_scores": chosen,
+        "random_predicted": scale.random_score,
+        "rank_correlation": balance_correlation(parts.learner, replace(batch, optional_log_reward=rewards)),
+        "flow_consistency": consistency.value,
+        "is_converged": consistency.high <= CONVERGED,
+        "preferences": preferred(parts, scale),
+    }
 
 
-def _random_words(verified: Collection[str], rows: Sequence[EvaluationRecord]) -> str:
-    """Return the mean score of random architectures as large as evaluated samples, given by hash; empty without any."""
+def of_their_sizes(rows: Sequence[EvaluationRecord], sizes: Iterable[int | None]) -> list[EvaluationRecord]:
+    """Return the random architectures of a run between the smallest and the largest size, all where none is known."""
     random = [row for row in rows if row.seed == RANDOM_REPEAT and row.status is EvaluationStatus.OK]
-    sizes, words = [row.num_parameters for row in rows if not row.seed and row.hash in verified], "random"
     known = [size for size in sizes if size is not None]
-    if known:
-        random = [row for row in random if min(known) <= (row.num_parameters or 0) <= max(known)]
-        words += f" of {min(known):,} to {max(known):,} parameters"
-    return f"{words} {mean([row.score for row in random]):.3f}" if random else ""
+    return [row for row in random if not known or min(known) <= (row.num_parameters or 0) <= max(known)]
 
 
-def preferences_words(parts: Components, scale: RewardScale) -> str:
-    """Return predicted utilities and sizes of samples that prefer each objective in turn; empty without preferences."""
+def preferred(parts: Components, scale: RewardScale) -> list[dict[str, Any]]:
+    """Return predicted utilities and sizes of samples that prefer each objective in turn; none without preferences."""
     names, task = parts.task.chosen_objectives, parts.task
     if scale.scores.dim() == 1 or parts.config.cond.preferences.weights:
-        return ""
-    model, words = parts.sampler.score_model(), list[str]()
+        return []
+    model, entries = parts.sampler.score_model(), list[dict[str, Any]]()
     for place, name in enumerate(names):
         weights = [_PREFERRED if each == place else (1 - _PREFERRED) / (len(names) - 1) for each in range(len(names))]
         terminal = parts.sampler.samples(preferences=weights).terminal
-        utilities = zip(names, model(terminal).mean(0).tolist(), strict=True)
         costs = [task.cost(parts.env.terminal(terminal, index)) for index in range(len(terminal))]
         sizes = [float(cost.num_parameters) for cost in costs if cost is not None]
-        figures = [f"{each} {utility:.3f}" for each, utility in utilities]
-        figures += [f"{mean(sizes):,.0f} parameters"] * bool(sizes)
-        words.append(f"{name}: {', '.join(figures)}")
-    return f"samples with a preference of {_PREFERRED} for one objective, predicted utilities: {'; '.join(words)}"
+        utilities = dict(zip(names, model(terminal).mean(0).tolist(), strict=True))
+        parameters = mean(sizes) if sizes else None
+        entries.append({"objective": name, "weight": _PREFERRED, "utilities": utilities, "parameters": parameters})
+    return entries
 
 
 @dataclass
@@ -212,9 +225,10 @@ class ReportStage(Stage):
         if scale is None:
             run.logger.print("sampler: none was trained")
         elif not run.is_stopped:
-            words = sampler_words(parts, scale, [row for row in run.store if row.run == parts.run_id])
-            run.folder.write(run.folder.path / SAMPLER_NAME, json.dumps({"words": words}))
-            for line in filter(None, (words, preferences_words(parts, scale))):
+            record = sampler_record(parts, scale, [row for row in run.store if row.run == parts.run_id])
+            run.folder.write(run.folder.path / SAMPLER_NAME, json_text(record, indent=1))
+            run.logger.summarise(sampler_metrics(record))
+            for line in sampler_lines(record):
                 run.logger.print(line)
 
     def write(self, run: Run) -> list[UserError]:

@@ -221,25 +221,30 @@ class SamplerTarget:
 
 
 def sample_metrics(policy: AmortisedPolicy, target: SamplerTarget) -> dict[str, float]:
-    """Return the mean predicted score and log-reward of a policy's last samples, and their rank correlation.
-
-    The correlation is that of log Z + log P_F - log P_B of each trajectory and its log-reward, which are equal where
-    trajectories are balanced.
-    """
-    batch, objective = policy.sampled, policy.learner.objective
+    """Return the mean predicted score and log-reward of a policy's last samples, and their `balance_correlation`."""
+    batch = policy.sampled
     if batch is None:
         return {}
-    conditioning = conditions_of(batch)
-    scores = log_score(target.scale.task, target.predict(batch.terminal), conditioning).exp()
+    scores = log_score(target.scale.task, target.predict(batch.terminal), conditions_of(batch)).exp()
     metrics = {"predicted_score_mean": float(scores.mean()), "log_reward_mean": float(batch.log_reward.mean())}
-    reader = getattr(objective, "reader", None)  # an objective of the user may have none
+    correlation = balance_correlation(policy.learner, batch)
+    return metrics if correlation is None else metrics | {"sampler_rank_correlation": correlation}
+
+
+def balance_correlation(learner: Learner, batch: TrajectoryBatch) -> float | None:
+    """Return the rank correlation of log Z + log P_F - log P_B of trajectories and their log-rewards.
+
+    Both are equal where trajectories are balanced (Malkin et al. 2022, equation 8). None: an objective of the user has
+    no reader.
+    """
+    objective, conditioning = learner.objective, conditions_of(batch)
+    reader = getattr(objective, "reader", None)
     if reader is None:
-        return metrics
+        return None
     with torch.no_grad():
-        steps = reader.read(policy.learner.trained, batch)
-        log_z = objective.log_partition(policy.learner.trained, conditioning.encoding, conditioning.limit)
-    log_prob = steps.log_ratio() + steps.log_reward + (0.0 if log_z is None else log_z)
-    return metrics | {"sampler_rank_correlation": rank_correlation(log_prob, steps.log_reward)}
+        steps = reader.read(learner.trained, batch)
+        log_z = objective.log_partition(learner.trained, conditioning.encoding, conditioning.limit)
+    return rank_correlation(steps.log_ratio() + steps.log_reward + (0.0 if log_z is None else log_z), steps.log_reward)
 
 
 class Sampler(SearchMethod):

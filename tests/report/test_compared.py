@@ -61,7 +61,7 @@ def a_run(
         references=(),
         front=(),
         certificate=None,
-        sampler="",
+        sampler={},
         set_of_networks={},
     )
 

@@ -47,7 +47,7 @@ from gflownet.report.page.sections import (
     set_section,
     time_section,
 )
-from gflownet.report.verdict import spent_on
+from gflownet.report.verdict import sampler_lines, spent_on
 
 _MAX_FACTS = 4  # of the best architecture on the first screen
 _OPTION_NAME = re.compile(r"[a-z]\w*(\.\w+)+")
@@ -285,7 +285,7 @@ def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:
     if certificate is not None and certificate.verdicts:
         return certificate.verdicts[0].words
     if run.sampler:
-        return f"{run.sampler[:1].upper()}{run.sampler[1:]}."
+        return " ".join(map(sentence, sampler_lines(run.sampler)))
     rows = sampler_rows(run) if has_search_method(run) else run.metrics
     losses = [value for row in rows if (value := number_of(row.get("loss"))) is not None]
     if not losses:

@@ -25,7 +25,7 @@ from gflownet.records.status import STATUS_NAME, RunState, RunStatus, read_statu
 from gflownet.records.trust import is_trusted
 from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
-from gflownet.report.verdict import spent_on
+from gflownet.report.verdict import sampler_lines, spent_on
 from gflownet.search.config import AUTO, GFLOWNET
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times faster
@@ -46,7 +46,7 @@ class RunData:
     references: Sequence[Mapping[str, Any]]
     front: Sequence[Mapping[str, Any]]  # pareto_front.json; empty with one objective, or before the end
     certificate: Mapping[str, Any] | None
-    sampler: str  # of a search, in words; empty: none
+    sampler: Mapping[str, Any]  # figures of that of a search (docs/run-folder.md); empty: none
     set_of_networks: Mapping[str, Any]  # set.json; empty without one
     account: Sequence[str] = ()  # data.txt: lines about the data that was read
     problems: Sequence[str] = field(default=())  # missing and damaged files, a line each
@@ -210,7 +210,12 @@ def read_run(folder: Path) -> RunData:
         return []
 
     problems += _unknown_limits(tree)
-    certificate, sampler = (_json(folder / name, problems) for name in ("certificate.json", "sampler.json"))
+    certificate, sampler = _json(folder / "certificate.json", problems), _json(folder / "sampler.json", problems)
+    try:
+        sampler = sampler if sampler is None or sampler_lines(sampler) else None
+    except (LookupError, TypeError, ValueError):
+        problems.append("sampler.json is damaged.")
+        sampler = None
     return RunData(
         folder=folder,
         run_id=run_id,
@@ -223,7 +228,7 @@ def read_run(folder: Path) -> RunData:
         references=listed("references.json", is_needed=False),
         front=listed("pareto_front.json", is_needed=False),
         certificate=certificate if isinstance(certificate, dict) else None,
-        sampler=str(sampler.get("words") or "") if isinstance(sampler, dict) else "",
+        sampler=mapping_of(sampler),
         set_of_networks=mapping_of(_json(folder / "set.json", problems)),
         account=path.read_text(errors="replace").splitlines() if (path := folder / "data.txt").is_file() else (),
         problems=[masked(problem) for problem in problems],
