@@ -154,6 +154,8 @@ class Run:
                 for line in (closing_lines or self._closing_lines)(state):
                     self.logger.print(line)
                 if is_written:
+                    for line in self._page.advice if state is RunState.COMPLETED else ():
+                        self.logger.print(line)
                     self.logger.print(f"report: {self._page.path}")
 
     def _closing_lines(self, state: RunState) -> Iterator[str]:
@@ -205,6 +207,7 @@ class _Page:
         self._folder, self._every = folder, every
         self._is_announced, self._due = False, time.monotonic() + (every or math.inf)
         self.path = folder.path / PAGE_NAME
+        self.advice = list[str]()  # what to do next, by the last page
 
     def rewrite(self, report_line: Callable[[str], None]) -> None:
         """Write the page if the last one is old enough, and print its path the first time."""
@@ -221,10 +224,11 @@ class _Page:
         """Write the page; return whether it is there."""
         if self._every is None:
             return False
-        from gflownet.report.page import page_of, read_run  # the templates are not needed before
+        from gflownet.report.page import advice, page_of, read_run  # the templates are not needed before
 
         try:
-            page = page_of(read_run(self._folder.path))
+            run = read_run(self._folder.path)
+            page, self.advice = page_of(run), advice(run)
             with locked_folder(self._folder.path):
                 write_whole(self.path, page)
         except Exception as error:

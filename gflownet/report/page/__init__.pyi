@@ -1,3 +1,4 @@
+from .page import advice as advice
 from .page import page_of as page_of
 from .page import render as render
 from .run_data import RunData as RunData

@@ -297,16 +297,32 @@ def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:
     )
 
 
+def advice(run: RunData) -> list[str]:
+    """Return the next step after a run in lines, the last one to be pasted; none where that is to load the best."""
+    best, references = (
+        _section("next", "", "", partial(build, run)).content for build in (best_section, reference_section)
+    )
+    statement = None if best is None else _next(run, best, references)
+    return (
+        [] if statement is None or statement.section == "best" else [*statement.lines, *filter(None, [statement.code])]
+    )
+
+
 def _next(run: RunData, best: BestSection | None, references: ReferenceSection | None) -> Statement:
-    """Return the next step: wait, resume, search longer, or load the best architecture."""
+    """Return the next step: wait, resume, use a better method, search longer, or load the best architecture."""
     if run.is_running:
         return Statement("Next", ["Wait for the end of the run: the best architectures are measured again there."])
     if is_resumable(run):
         return Statement("Next", ["Continue the run:"], code=resume_command(run))
     if best is None:
         return Statement("Next", ["See the failures, and change the space or the evaluation."], "failures")
+    if references is not None and references.better is not None:
+        words = f"Use {references.better.name} ({references.better.words}), which is clearly better, or widen the space"
+        return Statement("Next", [f"{words}:" if references.better.load else f"{words}."], code=references.better.load)
     if references is not None and not references.is_above_random:
         key = "budget.evaluations" if run.number("budget.evaluations") else "num_training_steps"
         longer = resume_command(run, f"{key}={2 * int(run.number(key) or 0)}")
-        return Statement("Next", ["Search longer, as random architectures are as good or better:"], code=longer)
+        return Statement(
+            "Next", ["Search longer, as the search is not clearly better than random architectures:"], code=longer
+        )
     return Statement("Next", ["Load the best architecture:"], "best", best.ranked[0].load)

@@ -35,6 +35,7 @@ class ReferenceSection:
     sentences: Sequence[str]
     loads: Sequence[tuple[str, str]]  # name and line of Python
     is_above_random: bool  # whether rank 0 is clearly better than random architectures
+    better: Side | None  # the best of the standard methods that are clearly better than rank 0
 
 
 def reference_section(run: RunData) -> ReferenceSection | None:
@@ -61,11 +62,14 @@ def reference_section(run: RunData) -> ReferenceSection | None:
         return None
     sides = [side for side, _ in references]
     random = [side for side in sides if is_random(side.name) and side.measure in ("", HYPERVOLUME)]
+    standard = [side for side in sides if not side.measure and not is_random(side.name)]
+    better = [side for side in standard if ranks and is_beaten(ranks[0][0], side)]
     return ReferenceSection(
         chart,
         sentences=verdict_of(ranks[0][0], [replace(side, load="") for side in sides]) if ranks else (),
         loads=[(full_name(side.name, side.measure), side.load) for side in sides if side.load],
         is_above_random=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in random),
+        better=max(better, key=lambda side: side.mean, default=None),
     )
 
 

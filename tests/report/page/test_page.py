@@ -23,7 +23,7 @@ from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
 from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.compared.figures import best_score
-from gflownet.report.page import page_of, read_run
+from gflownet.report.page import advice, page_of, read_run
 from gflownet.report.page.best import score_words
 from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.page import reproduce_command
@@ -224,6 +224,31 @@ def test_state_in_words(tmp_path, state, message, words):
     read = page(write_run(tmp_path, rows=metric_rows(20), status=status_of(state, message=message)))
     assert words in read.sections["header"]
     assert f"python -m gflownet.train log_dir={tmp_path} resume=true" in read.sections["configuration"]
+
+
+def test_next_step_counts_standard_methods_and_random_architectures(tmp_path):
+    def entry(name: str, mean: float, **fields: Any) -> dict[str, Any]:
+        return {"name": name, "mean": mean, "interval": [mean - 0.01, mean + 0.01], **fields}
+
+    forest, line = entry("a forest", 0.97, load="import sklearn"), entry("a line", 0.96, load="import numpy")
+    random, alike = entry("best of 9 random architectures", 0.7), entry("a tree", 0.9, load="import this")
+    longer = "python -m gflownet.train log_dir="
+    for name, references, expected in (
+        (
+            "method",
+            [line, forest, random],
+            ["Use a forest (0.9700 ± 0.0100), which is clearly better, or", "import sklearn"],
+        ),
+        ("longer", [random | {"mean": 0.9, "interval": [0.89, 0.91]}, alike], ["Search longer", longer]),
+        ("load", [random, alike], []),
+    ):
+        folder = finished_run(
+            tmp_path / name, files={"top_architectures.json": top_of(3), "references.json": references}
+        )
+        lines = advice(read_run(folder))
+        assert len(lines) == len(expected)
+        assert all(map(str.startswith, lines, expected)), lines
+        assert all(text in page(folder).sections["header"] for text in expected or ["Load the best architecture"])
 
 
 def test_search_method_counts_evaluations(tmp_path):
