@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
-import random
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from gflownet.cli.parser import parse
 from gflownet.config import OPTIONS, command_config
+from gflownet.evaluation.store.database import STORE_NAME
 from tests.run.wandb_records import read_session
 
 
@@ -65,25 +67,38 @@ def test_sweep_values_are_valid_options(sweep: dict[str, Any], monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_command_of_sweep_trains(sweep: dict[str, Any], tmp_path: Path, checkout: Path) -> None:
-    """As the agent starts it, but offline and with few steps."""
-    values = {key: random.Random(0).choice(values_of(each)) for key, each in sweep["parameters"].items()}
-    small = {"num_training_steps": 2, "evaluation.num_epochs": 1, "final.top": 0, "wandb.mode": "offline"}
-    small |= {"report.every": "null", "evaluation.executor": "inline", "algo.num_from_policy": 2}
-    environment = os.environ | {"WANDB_RUN_ID": "ef567890", "WANDB_SWEEP_ID": "abcd1234", "PYTHONPATH": str(checkout)}
-    done = subprocess.run(
-        command_of(sweep, values | small),
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder = tmp_path / "logs" / "sweep" / "ef567890"
-    records, _ = read_session(folder)
-    assert records.run_id == "ef567890"
-    assert sweep["metric"]["name"] in records.history[-1]
-    assert records.config["opt"]["learning_rate"] == values["opt.learning_rate"]
-    assert not [each for each in records.artifacts if each.type != "run_table"]
+def test_points_of_sweep_train_different_networks(sweep: dict[str, Any], tmp_path: Path, checkout: Path) -> None:
+    """Two points as the agent starts them, but offline, with few trainings and one seed."""
+    small = {
+        "budget.evaluations": 12,
+        "final.num_seeds": 2,
+        "wandb.mode": "offline",
+        "seed": 0,
+        "search.train_sampler": "false",
+    }
+    small |= {"report.every": "null", "evaluation.executor": "inline"}
+    points = ({key: values_of(each)[place] for key, each in sweep["parameters"].items()} for place in (0, -1))
+    stores = list[list[tuple[str, float]]]()
+    for number, values in enumerate(points):
+        environment = os.environ | {
+            "WANDB_RUN_ID": f"run{number}",
+            "WANDB_SWEEP_ID": "abcd1234",
+            "PYTHONPATH": str(checkout),
+        }
+        command = command_of(sweep, values | small)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        unused = next(line for line in done.stdout.splitlines() if line.startswith("not used with"))
+        assert not [key for key in sweep["parameters"] if key in unused]
+        folder = tmp_path / "logs" / "sweep" / f"run{number}"
+        records, _ = read_session(folder)
+        assert records.run_id == f"run{number}"
+        assert sweep["metric"]["name"] in records.summary
+        assert records.config["evaluation"]["num_epochs"] == values["evaluation.num_epochs"]
+        assert not [each for each in records.artifacts if each.type != "run_table"]
+        with closing(sqlite3.connect(folder / STORE_NAME)) as database:
+            stores.append(database.execute("SELECT hash, score FROM evaluations").fetchall())
+    assert len(stores[0]) > 4
+    assert not {*stores[0]} & {*stores[1]}

@@ -38,7 +38,7 @@ from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OptimizerConfig, num_taught
 from gflownet.objectives.max_likelihood import MaxLikelihood
 from gflownet.plugins import is_module_class
-from gflownet.run.extensions import automatic_method, load_extensions, validate
+from gflownet.run.extensions import SAMPLER_OPTIMISER, automatic_method, load_extensions, validate
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.plan import Plan, plan_of
 from gflownet.run.progress import Progress
@@ -219,9 +219,8 @@ class Components:
             (MaxLikelihood(self.context, config.algo), options.num_likelihood_updates, LIKELIHOOD_RATE),
             (self.objective, options.num_updates, OBJECTIVE_RATE),
         ):
-            opt = OptimizerConfig(
-                **{**cast(Mapping[str, Any], config.opt), "learning_rate": rate, "schedule": "linear", "warmup": 0}
-            )
+            fixed = SAMPLER_OPTIMISER | {"learning_rate": rate}
+            opt = OptimizerConfig(**{**cast(Mapping[str, Any], config.opt), **fixed})
             updates = LearnerOptions(num_steps=max(num, 1), merge_isomorphic=config.algo.merge_isomorphic)
             learner = Learner(self.policy, objective, self.context, config=opt, options=updates, device=self.device)
             learner.on_skip = self.learner.on_skip

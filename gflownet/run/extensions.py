@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -125,15 +126,18 @@ def _check_main_process_only(config: Config) -> None:
 _OF_SCORES = ("num_training_steps", "algo.num_from_policy", "algo.train_random_action_prob")
 _OF_SCORES += ("algo.sampling_temperature", "algo.sampling_tau", "validate_every")
 _GROUPS_OF_SCORES = ("replay.", "offline.", "local_search.")
+# Options of the optimiser that the training of a sampler sets itself (Components.build_sampler_learners).
+SAMPLER_OPTIMISER = {"schedule": "linear", "warmup": 0, "learning_rate": math.nan}
 
 
 def unused_line(config: Config) -> str:
     """Return the chosen options that a search method does not use, in a line; empty for none."""
     needed = () if config.budget.evaluations else _OF_SCORES[:2]  # they are the number of evaluations
+    unused = {*_OF_SCORES, *(f"opt.{name}" for name in SAMPLER_OPTIMISER)}.difference(needed)
     keys = [
         option.key
         for option in OPTIONS.values()
-        if (option.key in _OF_SCORES and option.key not in needed) or option.key.startswith(_GROUPS_OF_SCORES)
+        if option.key in unused or option.key.startswith(_GROUPS_OF_SCORES)
         if resolved(config, option) != option.default
     ]
     if config.search.method in (GFLOWNET, AUTO) or not keys:

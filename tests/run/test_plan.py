@@ -16,7 +16,7 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.records.status import read_status
 from gflownet.run.components import Components
-from gflownet.run.extensions import load_extensions
+from gflownet.run.extensions import load_extensions, unused_line
 from gflownet.run.plan import Plan, divided
 from tests.small_run import run
 from tests.toy_tasks import RewardsHiddenNodes
@@ -36,6 +36,20 @@ def plan(*options: str) -> Plan:
     task = digits(tuple(config.evaluation.objectives)) if config.task == "digits" else extensions.task(config)
     parts: Any = SimpleNamespace(config=config, extensions=extensions, task=task)
     return Components._resolve_method(parts)
+
+
+def test_options_that_a_search_does_not_use_are_named():
+    options = ["opt.learning_rate=0.01", "opt.momentum=0.5", "replay.num_updates=2", "algo.num_from_policy=3"]
+    named = "replay.num_updates, opt.learning_rate"
+    for method, further, expected in (
+        ("surrogate", [], named),
+        ("surrogate", ["budget.evaluations=9"], f"algo.num_from_policy, {named}"),
+        ("gflownet", [], ""),
+    ):
+        line = unused_line(load_config(None, [*options, *further, f"search.method={method}"]))
+        start, _, keys = line.partition(": ")
+        assert {*keys.split(", ")} == {*expected.split(", ")}
+        assert start == (f"not used with search.method={method}" if expected else "")
 
 
 @pytest.mark.parametrize(
