@@ -39,7 +39,16 @@ from gflownet.report.architectures import (
     write_top_architectures,
 )
 from gflownet.report.references import write_references
-from gflownet.report.verdict import HYPERVOLUME, side_of, spent_line, verdict_of
+from gflownet.report.verdict import (
+    COMPARED,
+    HYPERVOLUME,
+    Comparison,
+    comparisons_of,
+    random_note,
+    side_of,
+    spent_line,
+    summary_of,
+)
 
 FRONT_NAME = "pareto_front.json"
 
@@ -126,8 +135,9 @@ def report_run(
     entries = write_top_architectures(folder, top, **files, sizes=None if final is None else final.sizes)
     references = [] if final is None else write_references(folder, final, **files)
     best = side_of("rank 0", entries[0].get("final") or {}) if entries else None
-    verdicts = verdict_of(best, (side_of(each["name"], each) for each in references))
-    for line in (*verdicts, _mean_line(score_means), *complaints(top)):
+    if comparisons := comparisons_of(best, (side_of(each["name"], each) for each in references)):
+        print_comparisons(comparisons, console)
+    for line in (_mean_line(score_means), *complaints(top)):
         report_line(line)
     scored = [*entries, *(each for each in references if each.get("measure") != HYPERVOLUME)]
     if leaders := [leader_of(entry, folder / TOP_NAME) for entry in scored]:
@@ -231,6 +241,20 @@ def _report_front(
 _SIZES_WIDTH = 100
 # Maximum number of rows of a front's table, and of characters of choices.
 _MAX_FRONT_ROWS, _MAX_WORDS = 20, 120
+
+
+def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print all verdicts in a sentence, and a row for each."""
+    words = summary_of(comparisons)
+    print_line(console, f"{words[:1].upper()}{words[1:]}.")
+    table = Table(box=box.SIMPLE_HEAD)
+    for header in COMPARED:
+        table.add_column(header, overflow="fold")
+    for each in comparisons:
+        table.add_row(*(Text(printable(cell)) for cell in each.cells))
+    console.print(table)
+    if note := random_note(comparisons):
+        print_line(console, note)
 
 
 def print_leaders(leaders: Sequence[Leader], console: Console) -> None:

@@ -71,6 +71,7 @@ def _compared(
         if rank is not None and place is not None:
             measure = f"at most {cap:,.6g} {sizes.metric.replace('_', ' ')}"
             own = {"name": f"rank {rank}", "mean": top[rank].mean, "interval": bounds_of(intervals[rank])}
+            own |= {"scores": list(top[rank].scores)}
             pairs.append((place, {"measure": measure, "own": own}))
     return pairs
 

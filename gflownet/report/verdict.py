@@ -27,11 +27,17 @@ class Side:
     load: str = ""  # line of Python; empty: none
     measure: str = ""  # a cap, or the hypervolume; empty: of the best architectures without a cap
     own: Side | None = None  # of the run by this measure; None: its best architecture
+    num: int = 0  # trainings; 0: unknown, or those of several architectures
 
     @property
     def words(self) -> str:
         """Return mean and interval."""
-        return f"{self.mean:.4f}{_margin_words((self.high - self.low) / 2)}"
+        return f"{self.mean:.4f}{_margin_words(self.half_width)}"
+
+    @property
+    def half_width(self) -> float:
+        """Return half the width of the interval, NaN without one."""
+        return (self.high - self.low) / 2
 
     def margin(self, other: Side) -> float:
         """Return half the 95 % interval of the difference of two means, NaN where one has no interval.
@@ -46,6 +52,10 @@ class Side:
         return abs(self.mean - other.mean) > self.margin(other)
 
 
+def _short(value: float, margin: float, *, sign: str = "") -> str:
+    return f"{value:{sign}.3f}" + ("" if math.isnan(margin) else f" {PLUS_MINUS} {margin:.3f}")
+
+
 def _margin_words(margin: float) -> str:
     return "" if math.isnan(margin) else f" {PLUS_MINUS} {margin:.4f}"
 
@@ -55,6 +65,7 @@ def side_of(name: str, entry: Mapping[str, Any]) -> Side | None:
     own = entry.get("own")
     further: dict[str, Any] = {"load": str(entry.get("load") or ""), "measure": str(entry.get("measure") or "")}
     further |= {"own": side_of(str(own.get("name")), own) if isinstance(own, Mapping) else None}
+    further |= {"num": len(entry.get("scores") or ())}
     match entry.get("mean"), entry.get("interval"):
         case (int() | float() as mean, [int() | float() as low, int() | float() as high]):
             return Side(name, mean, low, high, **further)
@@ -64,15 +75,128 @@ def side_of(name: str, entry: Mapping[str, Any]) -> Side | None:
 
 
 def full_name(name: str, measure: str) -> str:
-    """Return the name of a reference with its measure, if it has one."""
+    """Return the name of a reference with its measure, if it has one; `random_note` describes random search."""
+    name = RANDOM if is_random(name) else name
     return f"{name}, {measure}" if measure else name
 
 
-def verdict_of(best: Side | None, references: Iterable[Side | None]) -> list[str]:
-    """Return a line for every reference: those with a measure, then the others from the best to the worst."""
+@dataclass(frozen=True)
+class Comparison:
+    """The run against a reference."""
+
+    own: Side
+    reference: Side
+
+    @property
+    def gain(self) -> float:
+        """Return the mean of the run minus that of the reference."""
+        return self.own.mean - self.reference.mean
+
+    @property
+    def verdict(self) -> str:
+        """Return better, worse or not separated: the 95 % interval of the difference leaves out 0, or it does not."""
+        if not self.own.is_apart(self.reference):
+            return "not separated"
+        return "better" if self.gain > 0 else "worse"
+
+    @property
+    def num_needed(self) -> int:
+        """Return trainings of each side that separate a difference like this one in at least 4 of 5 runs; 0: unknown.
+
+        Of a normal difference d with the standard error s of n trainings, n (1.96 + .84)^2 s^2 / d^2 (Lehr 1992). The
+        interval of few trainings is wider than 1.96 s: fewer are enough.
+        """
+        num, margin = min(self.own.num, self.reference.num), self.own.margin(self.reference)
+        if not num or not self.gain or math.isnan(margin) or self.own.is_apart(self.reference):
+            return 0
+        return math.ceil(num * _POWER * (margin / self.gain) ** 2)
+
+    @property
+    def words(self) -> str:
+        """Return the verdict, with the number of trainings that would give another one."""
+        if not (num := self.num_needed):
+            return self.verdict
+        number = f"at most {num} trainings" if num <= _MOST_TRAININGS else f"more than {_MOST_TRAININGS} trainings"
+        return f"{self.verdict} ({number} each would)"
+
+    @property
+    def line(self) -> str:
+        """Return measure, verdict, both sides and their difference."""
+        start = f"{self.reference.measure}: " if self.reference.measure else ""
+        sides = " against ".join(f"{each.name} ({each.words})" for each in (self.own, self.reference))
+        return f"{start}{self.verdict}: {sides}, difference {self.difference}"
+
+    @property
+    def difference(self) -> str:
+        """Return the difference with its 95 % interval."""
+        return f"{self.gain:+.4f}{_margin_words(self.own.margin(self.reference))}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Return a row under COMPARED."""
+        name, margin = self.reference.measure or full_name(self.reference.name, ""), self.own.margin(self.reference)
+        figures = (_short(each.mean, each.half_width) for each in (self.own, self.reference))
+        return name, *figures, _short(self.gain, margin, sign="+"), self.words
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether the reference is that of random architectures."""
+        return is_random(self.reference.name)
+
+
+_POWER, _MOST_TRAININGS = ((1.96 + 0.84) / 1.96) ** 2, 99
+RANDOM = "random search"
+COMPARED = ("compared by", "this run", "reference", "difference", "this run is")
+
+
+def comparisons_of(best: Side | None, references: Iterable[Side | None]) -> list[Comparison]:
+    """Return a comparison for every reference: those with a measure, then the others from the best to the worst."""
     known = [each for each in references if each is not None]
     known.sort(key=lambda each: (not each.measure, 0.0 if each.measure else -each.mean))
-    return [] if best is None else [_line(best, reference) for reference in known]
+    return [] if best is None else [Comparison(each.own or best, each) for each in known]
+
+
+def summary_of(comparisons: Sequence[Comparison]) -> str:
+    """Return all verdicts in a sentence, those against random search first; empty without any."""
+    parts = list[str]()
+    for kind, end in _ENDS.items():
+        alike = [each for each in comparisons if each.verdict == kind]
+        measures = [each.reference.measure for each in alike if each.is_random]
+        sides = [f"{RANDOM}{_measure_words(measures)}"] if measures else []
+        if names := [each.reference.name for each in alike if not each.is_random]:
+            sides.append(listed(names))
+        if sides:
+            parts.append(f"{kind} {end} " + (f", and {end} " if any(measures) else " and ").join(sides))
+    return "; ".join(parts)
+
+
+_ENDS = {"better": "than", "not separated": "from", "worse": "than"}
+
+
+def _measure_words(measures: Sequence[str]) -> str:
+    words = ["over the whole front"] if HYPERVOLUME in measures else []
+    caps = [measure.removeprefix(_CAP) for measure in measures if measure.startswith(_CAP)]
+    numbers, unit = [cap.partition(" ")[0] for cap in caps], caps[0].partition(" ")[2] if caps else ""
+    words += [f"{_CAP}{listed(numbers)} {unit}"] if caps else []
+    return f" {' and '.join(words)}" if words else ""
+
+
+_CAP = "at most "
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words with commas and an "and"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def random_note(comparisons: Sequence[Comparison]) -> str:
+    """Return what random search is, in a line; empty without it."""
+    name = next((each.reference.name for each in comparisons if each.is_random and not _is_front(each)), "")
+    return f"{RANDOM}: {name}" if name else ""
+
+
+def _is_front(comparison: Comparison) -> bool:
+    return comparison.reference.measure == HYPERVOLUME
 
 
 def is_random(name: str) -> bool:
@@ -84,18 +208,6 @@ def is_beaten(side: Side, best: Side) -> bool:
     """Return whether the run, by default its best architecture, is clearly better than a reference."""
     best = side.own or best
     return best.mean > side.mean and best.is_apart(side)
-
-
-def _line(best: Side, reference: Side) -> str:
-    load = f"; in Python: {reference.load}" if reference.load and not reference.measure else ""
-    best, start = reference.own or best, f"{reference.measure}: " if reference.measure else ""
-    gain = best.mean - reference.mean
-    first, second = (best, reference) if gain > 0 else (reference, best)
-    names = f"{first.name} ({first.words})", f"{second.name} ({second.words})"
-    difference = f"{abs(gain):.4f}{_margin_words(best.margin(reference))}"
-    if not best.is_apart(reference):
-        return f"{start}not separated: {names[0]} and {names[1]}, difference {difference}{load}"
-    return f"{start}{names[0]} is better than {names[1]}, by {difference}{load if second is best else ''}"
 
 
 MIN_TRAINED_ON = 20  # evaluations: fewer hardly tell one architecture from another

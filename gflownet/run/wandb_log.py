@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gflownet.files import write_whole
 from gflownet.report.architectures import Leader
 from gflownet.report.page.secrets import masked_options
-from gflownet.report.verdict import Side, is_random, side_of, verdict_of
+from gflownet.report.verdict import Side, comparisons_of, is_random, side_of
 from gflownet.run.run_log import AXES, RunLog, RunResults, StepSamples, axes_of, first_line, grouped
 
 if TYPE_CHECKING:
@@ -274,8 +274,8 @@ def _summary_of(results: RunResults) -> dict[str, Any]:
             group = "random" if is_random(name) else f"reference/{name}"
             group += f"/{entry['measure']}" if entry.get("measure") else ""
             figures = {"score": entry["mean"], "low": low, "high": high, "test_score": entry["test_score"]}
-            (verdict,) = verdict_of(side, [side_of(name, entry)])
-            figures |= {"verdict": verdict, "num_parameters": entry["num_parameters"]}
+            (comparison,) = comparisons_of(side, [side_of(name, entry)])
+            figures |= {"verdict": comparison.line, "num_parameters": entry["num_parameters"]}
             summary |= {f"{group}/{key}": value for key, value in figures.items()}
     return {key: value for key, value in summary.items() if value is not None}
 

@@ -25,7 +25,7 @@ from gflownet.metrics.statistics import hypervolume, simultaneous_intervals
 from gflownet.report.architectures import Leader, leader_of
 from gflownet.report.closing import FRONT_NAME, ParetoFront, print_front, print_leaders, report_run, write_pareto_front
 from gflownet.report.references import write_references
-from gflownet.report.verdict import Side, side_of, spent_line, verdict_of
+from gflownet.report.verdict import Side, comparisons_of, side_of, spent_line, summary_of
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import StubTask, classifier_graph, config_with, record
 from tests.report.test_architectures import GRAPHS, ChoicesStub, architecture, choices_of
@@ -62,13 +62,18 @@ def test_report_of_complete_final_stage(tmp_path):
     cells = [line.split() for line in lines]
     interval = simultaneous_intervals([each.scores for each in final.top])[0]
     assert ["0", "0.7500", "±", f"{interval.high - 0.75:.4f}", "0.6000", "-", "0", "1", "rank_0.svg"] in cells
-    assert ["-", "0.6000", "±", "0.0000", "-", "-", "-", "-", "best", "of", "7"] in [row[:11] for row in cells]
+    assert ["-", "0.6000", "±", "0.0000", "-", "-", "-", "-", "random", "search"] in cells
     assert ["-", "0.9000", "±", "0.0000", "0.7500", "12,345", "-", "-", "a", "standard", "method"] in cells
     assert "validation, test: means of trainings of 4 epochs on 2 new seeds (rank 0 in the search: 0.9000)" in lines
     assert any(line.startswith("±: 95 % intervals that hold for all 2 ranks at once") for line in lines)
     assert "a note" in lines
     assert not any("interrupted" in line for line in lines)
-    assert lines[0].startswith("not separated: a standard method (0.9000 ± 0.0000) and rank 0 (0.7500 ± ")
+    assert lines[0] == "Not separated from random search and a standard method."
+    margin = f"{interval.high - 0.75:.3f}"
+    assert f"a standard method 0.750 ± {margin} 0.900 ± 0.000 -0.150 ± {margin} not separated" in [
+        " ".join(row[:14]) for row in cells
+    ]
+    assert "random search: best of 7 random architectures" in lines
     (best,) = json.loads((tmp_path / "random_architecture.json").read_text())
     assert best["graph"]["nodes"]
     random, own = json.loads((tmp_path / "references.json").read_text())
@@ -119,14 +124,19 @@ def test_two_objectives_are_compared_within_caps_and_by_hypervolume(tmp_path):
     assert [each["measure"] for each in (small, large)] == ["at most 100 parameters", "at most 300 parameters"]
     assert [each["own"]["name"] for each in (small, large)] == ["rank 1", "rank 0"]
     assert [small["mean"], large["mean"]] == pytest.approx([0.2, 0.6])
-    lines = verdict_of(BEST, [side_of(each["name"], each) for each in (small, front, large)])
-    assert lines[0].startswith("at most 100 parameters: rank 1 (0.6100 ± ")
-    assert lines[1].startswith("hypervolume on new seeds: the run's front (0.3775 ± ")
-    assert lines[2].startswith("at most 300 parameters: rank 0 (0.9000 ± ")
+    comparisons = comparisons_of(BEST, [side_of(each["name"], each) for each in (small, front, large)])
+    rows = [(each.reference.measure, each.own.name, f"{each.own.mean:.4f}", each.own.num) for each in comparisons]
+    assert rows == [
+        ("at most 100 parameters", "rank 1", "0.6100", 2),
+        ("hypervolume on new seeds", "the run's front", "0.3775", 0),
+        ("at most 300 parameters", "rank 0", "0.9000", 2),
+    ]
+    words = "better than random search over the whole front and at most 100 and 300 parameters"
+    assert summary_of(comparisons) == words
     (first, second) = json.loads((tmp_path / "random_architecture.json").read_text())
     assert [first["final"]["mean"], second["final"]["mean"]] == pytest.approx([0.2, 0.6])
     assert "rank=1" in large["load"]
-    assert leader_of(small, tmp_path / "top_architectures.json").words == f"{small['name']}, at most 100 parameters"
+    assert leader_of(small, tmp_path / "top_architectures.json").words == "random search, at most 100 parameters"
 
 
 def test_best_random_architecture_without_a_module_has_a_load_line(tmp_path):
@@ -267,23 +277,45 @@ def test_tables_escape_control_characters() -> None:
     assert all(text in output.getvalue() for text in (r"\x1b[31m.svg", r"\x1b]0;x\x07", "[red]"))
 
 
-BEST = Side("rank 0", 0.95, 0.94, 0.96)
+BEST = Side("rank 0", 0.95, 0.94, 0.96, num=5)
 
 
-def test_verdict_names_better_references_first():
-    equal = Side("best of 9 random architectures", 0.945, 0.93, 0.96, "load(it)")
+def test_better_references_come_first():
+    equal = Side("best of 9 random architectures", 0.945, 0.93, 0.96, "load(it)", num=3)
     better = Side("a forest", 0.99, 0.98, 1.0)
     worse = Side("a line", 0.5, 0.4, 0.6)
-    lines = verdict_of(BEST, [worse, equal, better])
-    assert lines == [
-        "a forest (0.9900 ± 0.0100) is better than rank 0 (0.9500 ± 0.0100), by 0.0400 ± 0.0141",
-        "not separated: rank 0 (0.9500 ± 0.0100) and best of 9 random architectures (0.9450 ± 0.0150), difference "
-        "0.0050 ± 0.0180; in Python: load(it)",
-        "rank 0 (0.9500 ± 0.0100) is better than a line (0.5000 ± 0.1000), by 0.4500 ± 0.1005",
+    comparisons = comparisons_of(BEST, [worse, equal, better])
+    assert [each.cells for each in comparisons] == [
+        ("a forest", "0.950 ± 0.010", "0.990 ± 0.010", "-0.040 ± 0.014", "worse"),
+        (
+            "random search",
+            "0.950 ± 0.010",
+            "0.945 ± 0.015",
+            "+0.005 ± 0.018",
+            "not separated (at most 80 trainings each would)",
+        ),
+        ("a line", "0.950 ± 0.010", "0.500 ± 0.100", "+0.450 ± 0.100", "better"),
     ]
-    assert verdict_of(BEST, []) == []
-    (unknown,) = verdict_of(BEST, [Side("one training", 0.5, math.nan, math.nan)])
-    assert unknown == "not separated: rank 0 (0.9500 ± 0.0100) and one training (0.5000), difference 0.4500"
+    assert comparisons[0].line == (
+        "worse: rank 0 (0.9500 ± 0.0100) against a forest (0.9900 ± 0.0100), difference -0.0400 ± 0.0141"
+    )
+    assert summary_of(comparisons) == "better than a line; not separated from random search; worse than a forest"
+    assert summary_of([]) == ""
+    assert comparisons_of(BEST, []) == comparisons_of(None, [equal]) == []
+    (unknown,) = comparisons_of(BEST, [Side("one training", 0.5, math.nan, math.nan)])
+    assert unknown.cells[1:] == ("0.950 ± 0.010", "0.500", "+0.450", "not separated")
+
+
+def test_trainings_that_a_line_names_separate_a_difference_in_most_runs():
+    noise = np.random.default_rng(0)
+    (comparison,) = comparisons_of(side(np.array([0.0, 0.1, 0.2])), [side(np.array([0.15, 0.25, 0.35]))])
+    assert comparison.verdict == "not separated"
+    num = comparison.num_needed
+    draws = noise.normal(scale=0.1, size=(1_000, 2, num)) + np.array([0.0, 0.15])[:, None]
+    separated = [side(first).is_apart(side(second)) for first, second in draws]
+    assert np.mean(separated) >= 0.8
+    few = [side(first[:3]).is_apart(side(second[:3])) for first, second in draws]
+    assert np.mean(few) < 0.5
 
 
 @pytest.mark.parametrize("num", [2, 8])
@@ -297,7 +329,7 @@ def test_equal_sides_are_separated_in_at_most_five_of_a_hundred_draws(num):
 
 def side(scores: np.ndarray) -> Side:
     (interval,) = simultaneous_intervals([scores.tolist()])
-    return Side("", interval.value, interval.low, interval.high)
+    return Side("", interval.value, interval.low, interval.high, num=len(scores))
 
 
 def test_spent_line_counts_parts():

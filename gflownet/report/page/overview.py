@@ -161,12 +161,14 @@ def searched_words(run: RunData) -> str:
     words = f"{sentence(about)} Space: {space} ({env})."
     method, objective = run.method, str(run.option("algo.method"))
     learned = f"{summary_of(OBJECTIVES, objective)} ({objective})"
+    number = counted(run.num_evaluated, "evaluation")
     if has_search_method(run):
-        chosen = f", chosen by auto: {reason}" if (reason := run.plan.get("reason")) else ""
-        words += f" Method: {summary_of(SEARCH_METHODS, method)} ({method}{chosen}); sampler: {learned}"
-    else:
-        words += f" Method: a GFlowNet, which samples in proportion to the reward, trained with {learned}"
-    return f"{words}; {counted(run.num_evaluated, 'evaluation')}."
+        chosen = f", chosen because {reason}" if (reason := run.plan.get("reason")) else ""
+        about_sampler = f"; a sampler trained with {learned}" if run.option("search.train_sampler") else ""
+        return (
+            f"{words} {number} by search.method={method}: {summary_of(SEARCH_METHODS, method)}{chosen}{about_sampler}."
+        )
+    return f"{words} {number} by a GFlowNet, which samples in proportion to the reward, trained with {learned}."
 
 
 def _state_words(run: RunData, progress: Progress) -> str:

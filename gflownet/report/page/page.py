@@ -221,18 +221,26 @@ class Statement:
     lines: Sequence[str]
     section: str = ""  # key of the section with more; empty: none
     code: str = ""  # command or Python to copy; empty: none
+    table: Table | None = None
 
 
 def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Statement]:
-    """Yield the search, its results and comparisons, the state of the sampler, and the next step."""
+    """Yield comparisons and results, the state of the sampler, the next step, and what was searched."""
     best, references, front = (contents.get(key) for key in ("best", "references", "front"))
-    yield Statement("Searched", [searched_words(run)])
+    table = references.table if references is not None and references.table.rows else None
+    compared = Statement(
+        "Compared", [*_compared(run, front, references)], "references" if references else "", table=table
+    )
+    if table is not None:
+        yield compared
     sentences = [] if front is None or not front.ranked else [_front_words(front)]
     sentences += [] if best is None else _found(run, best)
     yield Statement("Found", sentences or ["Nothing yet: no evaluation has succeeded."], "front" if front else "best")
-    yield Statement("Compared", [*_compared(run, front, references)], "references" if references else "")
+    if table is None:
+        yield compared
     yield Statement("Sampler", [_sampler_words(run, contents.get("certificate"))], "certificate")
     yield _next(run, best, references)
+    yield Statement("Searched", [searched_words(run)])
     if (effects := contents.get("effects")) is not None and effects.sentence:
         yield Statement("What matters", [effects.sentence], "effects")
     if (failures := contents.get("failures")) is not None and failures.num_failed:
@@ -264,14 +272,15 @@ def _found(run: RunData, best: BestSection) -> list[str]:
 
 def _compared(run: RunData, front: FrontSection | None, references: ReferenceSection | None) -> Iterator[str]:
     """Yield the comparison with random architectures and standard methods, or why there is none."""
-    if front is not None and front.random:
-        yield front.random
     if references is not None:
-        yield from map(sentence, references.sentences)
+        if references.summary:
+            yield f"{sentence(references.summary)}"
         num = {kind: spent.num for kind, spent in spent_on(run.evaluations).items()}
         own, random = num.get("search", 0) + num.get("final stage", 0), num.get("random reference", 0)
         yield f"Trainings: {own:,} of the search and its final stage, {random:,} of random architectures."
-    elif front is None or not front.random:
+    elif front is not None and front.random:
+        yield front.random
+    else:
         is_open = run.status is not None and run.status.state is not RunState.COMPLETED
         yield (
             "Nothing yet: random architectures and standard methods are trained after the search."
@@ -303,9 +312,9 @@ def advice(run: RunData) -> list[str]:
         _section("next", "", "", partial(build, run)).content for build in (best_section, reference_section)
     )
     statement = None if best is None else _next(run, best, references)
-    return (
-        [] if statement is None or statement.section == "best" else [*statement.lines, *filter(None, [statement.code])]
-    )
+    if statement is None or statement.section == "best":
+        return []
+    return [*statement.lines, *(f"  {line}" for line in [statement.code] if line)]
 
 
 def _next(run: RunData, best: BestSection | None, references: ReferenceSection | None) -> Statement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,31 @@ from gflownet.report.page.drawings import drawing_of
 from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 from gflownet.report.page.secrets import masked
-from gflownet.report.verdict import HYPERVOLUME, Side, full_name, is_beaten, is_random, side_of, spent_on, verdict_of
+from gflownet.report.verdict import (
+    COMPARED,
+    HYPERVOLUME,
+    Side,
+    comparisons_of,
+    full_name,
+    is_beaten,
+    is_random,
+    random_note,
+    side_of,
+    spent_on,
+    summary_of,
+)
 
 NUM_RANKS = 5
 
 
 @dataclass(frozen=True)
 class ReferenceSection:
-    """A chart, the comparison in words, and how to load the references."""
+    """A chart, the comparison in a sentence and a table, and how to load the references."""
 
     chart: Chart
-    sentences: Sequence[str]
+    summary: str
+    table: Table
+    note: str  # what random search is
     loads: Sequence[tuple[str, str]]  # name and line of Python
     is_above_random: bool  # whether rank 0 is clearly better than random architectures
     better: Side | None  # the best of the standard methods that are clearly better than rank 0
@@ -64,9 +78,12 @@ def reference_section(run: RunData) -> ReferenceSection | None:
     random = [side for side in sides if is_random(side.name) and side.measure in ("", HYPERVOLUME)]
     standard = [side for side in sides if not side.measure and not is_random(side.name)]
     better = [side for side in standard if ranks and is_beaten(ranks[0][0], side)]
+    comparisons = comparisons_of(ranks[0][0] if ranks else None, sides)
     return ReferenceSection(
         chart,
-        sentences=verdict_of(ranks[0][0], [replace(side, load="") for side in sides]) if ranks else (),
+        summary=summary_of(comparisons),
+        table=Table(COMPARED, [list(each.cells) for each in comparisons]),
+        note=random_note(comparisons),
         loads=[(full_name(side.name, side.measure), side.load) for side in sides if side.load],
         is_above_random=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in random),
         better=max(better, key=lambda side: side.mean, default=None),
