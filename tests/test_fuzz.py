@@ -333,7 +333,7 @@ def test_checkpoint(num: int, tmp_path: Path) -> None:
     def make(rng: Random) -> tuple[bytes, bool]:
         return (damaged(rng, payloads), True) if rng.random() < 0.5 else (damaged(rng, (whole,)), False)
 
-    fuzz(make, check, num, known=[(b"", True)])
+    fuzz(make, check, num, known=[(b"", True), (payload, True)])
     assert kinds == {True, False}
 
 
