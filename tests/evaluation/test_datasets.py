@@ -331,7 +331,7 @@ def test_batches_hold_every_example_once():
         ("a.npz", "no archive", "expected a readable file, got "),
         ("a.npz", "PK\x03\x04" + "junk" * 20, "expected a readable file, got "),
         ("a-images-idx3-ubyte", "text", "expected labels in a-labels-idx1-ubyte, got no such file"),
-        ("a.png", "text", "expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx or image"),
+        ("a.png", "text", "expected .csv, .parquet, .npz or idx3-ubyte, or a folder of idx, images, sounds"),
     ],
 )
 def test_damaged_file_raises(tmp_path, name, content, message):
