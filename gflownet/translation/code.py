@@ -286,7 +286,6 @@ def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:
         return f"{value}{_mean(source, moves_channels=dialect.moves_channels)}"
     if not adapter.pools_positions:
         return value
-    value = f"masked({value}, mask)" if dialect.is_padded and source.layout is Layout.SIGNAL else value
     before, after = source.positions, target.positions
     sizes, function = after, f"adaptive_avg_pool{len(after)}d"
     if not adapter.averages_positions:

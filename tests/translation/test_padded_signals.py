@@ -63,13 +63,12 @@ def signals(*lengths: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_outputs_do_not_depend_on_the_padding(name):
-    (signal,) = signals(_LENGTH)
-    outputs = [translated(name, length)(torch.from_numpy(padded([signal], length))) for length in (16, 20, 64)]
-    for other in outputs[1:]:
-        torch.testing.assert_close(other, outputs[0])
-    batch = padded(signals(_LENGTH, 3, 7), 64)
-    together = translated(name, 64)(torch.from_numpy(batch))
-    torch.testing.assert_close(together[:1], outputs[0])
+    models = {length: translated(name, length) for length in (_LENGTH, 20, 64)}
+    for signal in signals(_LENGTH, 13):
+        alone, *others = (model(torch.from_numpy(padded([signal], each))) for each, model in models.items())
+        others.append(models[64](torch.from_numpy(padded([signal, *signals(3, 7)], 64)))[:1])
+        for other in others:
+            torch.testing.assert_close(other, alone)
 
 
 def test_copies_sources_traces_and_sets_have_the_mask():
