@@ -200,6 +200,10 @@ def _read_folder(
         got = _shown(f"{' x '.join(map(str, size))} ({name})" for size, name in reversed(sizes.items()))
         hint = f"; {key.rpartition('.')[0]}.size=32 resizes them" if all(len(size) == 2 for size in sizes) else ""
         raise UserError(f"{where}: expected {nouns} of one size, got {got}{hint}")
+    if nouns == "scans":
+        low, high = min(each[2].min() for each in read), max(each[2].max() for each in read)
+        words = f"values from {low:,.6g} to {high:,.6g}"
+        account.append(f"{words}; {key.rpartition('.')[0]}.normalise=channel standardises them")
     if masks:
         targets, labels = _classes_of_masks(read, account, key=key, reading=reading, train=train)
     else:
