@@ -45,8 +45,6 @@ class ArrayInputs:
         examples = [examples] if _is_file(examples) else examples
         if not isinstance(examples, np.ndarray) or self.is_padded:
             arrays = [self._read(each) if _is_file(each) else np.asarray(each) for each in examples]
-            if len(shapes := {each.shape for each in arrays}) > 1 and not self.is_padded:
-                raise ValueError(f"expected inputs {list(self.shape)}, got {', '.join(map(str, map(list, shapes)))}")
             examples = padded(arrays, self.shape[-1]) if self.is_padded else np.stack(arrays)
         if self.rate and examples.dtype.kind != "f":
             raise ValueError(f"expected sounds as files or as floats from -1 to 1, got {examples.dtype}")

@@ -63,11 +63,6 @@ class Kind:
     package: str
     extra: str  # of gflownet, with the package
 
-    @property
-    def ending(self) -> str:
-        """An ending in words."""
-        return f"the ending of {'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
-
     def check_package(self) -> None:
         """Raise UserError where the package is missing."""
         if find_spec(self.package) is None:
@@ -75,13 +70,11 @@ class Kind:
             raise UserError(f"expected the package {name}, got none: pip install 'gflownet[{self.extra}]'")
 
 
-def example_files(folder: Path) -> tuple[Kind, list[tuple[str, str, str]], dict[str, list[str]]]:
-    """Return the kind of most files below a folder, their splits, classes and names, and the names of others by reason.
+def example_files(folder: Path) -> tuple[str, list[tuple[str, str, str]], dict[str, list[str]]]:
+    """Return the noun of most files below a folder, their splits, classes and names, and others by reason.
 
     A class is a folder, in folders of splits or around them; without such folders, all are training examples.
 
-    Raises:
-        UserError: the package that reads them is missing.
     """
     left_out, seen = defaultdict[str, list[str]](list, {"hidden": [], "linked twice": []}), {folder.resolve()}
     folders, found = list[tuple[str, ...]](), list[tuple[str, ...]]()
@@ -95,11 +88,11 @@ def example_files(folder: Path) -> tuple[Kind, list[tuple[str, str, str]], dict[
         found += [(*parts, each) for each in sorted(names) if each not in hidden]
         for reason, those in {"hidden": hidden, "linked twice": loops - hidden}.items():
             left_out[reason] += ["/".join((*parts, each)) for each in sorted(those)]
-    counts = Counter(kind for *_, name in found if (kind := kind_of(name)))
-    kind = max(counts, key=lambda each: counts[each], default=kinds()[0])
-    kind.check_package()
-    images = [each for each in found if kind_of(each[-1]) is kind]
-    left_out[f"without {kind.ending}"] += ["/".join(each) for each in found if kind_of(each[-1]) is not kind]
+    nouns = [kind.noun if (kind := kind_of(name)) else "" for *_, name in found]
+    noun = max(Counter(filter(None, nouns)).items(), key=lambda each: each[1], default=("image", 0))[0]
+    images = [each for each, of_file in zip(found, nouns, strict=True) if of_file == noun]
+    ending = f"without the ending of {'an' if noun == 'image' else 'a'} {noun}"
+    left_out[ending] += ["/".join(each) for each, of_file in zip(found, nouns, strict=True) if of_file != noun]
     outer, inner = ([len(each) > 2 and bool(_split_of(each[level])) for each in images] for level in (0, 1))
     level = 0 if any(outer) else 1 if images and all(inner) else None
     files = []
@@ -115,8 +108,8 @@ def example_files(folder: Path) -> tuple[Kind, list[tuple[str, str, str]], dict[
             seen.add(path)
     used, depth = {parts[:depth] for parts in images for depth in (1, 2)}, 2 if level == 0 else 1
     empty = [parts for parts in folders if len(parts) == depth and parts not in used]
-    left_out[f"without {kind.noun}s"] += map("/".join, empty)
-    return kind, files, {reason: names for reason, names in left_out.items() if names}
+    left_out[f"without {noun}s"] += map("/".join, empty)
+    return noun, files, {reason: names for reason, names in left_out.items() if names}
 
 
 def with_masks(
@@ -214,6 +207,8 @@ def read_example(source: Any, **options: Any) -> Example:
     kind = (kind_of(str(source)) if isinstance(source, str | PathLike) else None) or kinds()[0]
     kind.check_package()
     example = kind.read(source, **options)
+    if options.get("size") and example.values.ndim != 3:
+        raise UserError(f"size: expected 0 for what is no image, got {options['size']}")
     if not np.isfinite(example.values).all():
         raise ValueError("expected finite numbers, got nan or inf")
     return example
@@ -268,11 +263,10 @@ def read_picture(source: Any, *, size: int = 0, alpha: str = "white", channels: 
     return Example(pixels, changes)
 
 
-def _read_sound(source: Any, *, size: int = 0, **_: Any) -> Example:
+def _read_sound(source: Any, **_: Any) -> Example:
     """Return a sound [C, T], float32 from -1 to 1."""
     import soundfile  # pyright: ignore[reportMissingImports]
 
-    _check_size(size, "sounds")
     with soundfile.SoundFile(source) as sound:
         values = np.ascontiguousarray(sound.read(dtype="float32", always_2d=True).T)
         about = [f"at {sound.samplerate:,} Hz", f"as {sound.subtype}"]
@@ -324,21 +318,12 @@ def _read_dicom(source: Any, *, size: int = 0, **_: Any) -> Example:
 def _of_scan(values: np.ndarray, about: Sequence[str], *, size: int) -> Example:
     """Return a volume [C, D, H, W]; of one slice [C, H, W], with `size` resized."""
     values = np.ascontiguousarray(values, dtype=np.float32)
-    if values.shape[1] > 1:
-        _check_size(size, "volumes")
-        return Example(values, about)
-    values = values[:, 0]
-    if size:
+    values = values[:, 0] if values.shape[1] == 1 else values
+    if size and values.ndim == 3:
         from PIL import Image
 
         values = np.stack([np.asarray(Image.fromarray(each).resize((size, size))) for each in values])
     return Example(values, about)
-
-
-def _check_size(size: int, noun: str) -> None:
-    """Raise UserError for a size of what is not resized."""
-    if size:
-        raise UserError(f"size: expected 0 for {noun}, which are not resized, got {size}")
 
 
 def kind_of(name: str) -> Kind | None:

@@ -113,7 +113,7 @@ def test_sounds_that_do_not_fit_are_refused_with_counts(tmp_path):
     save_sound(folder / "sine" / "x.wav", 40, channels=2)
     with pytest.raises(UserError, match=r"one number of channels, got 1 \(noise/00.wav\), 2 \(sine/x.wav\)"):
         load(folder)
-    with pytest.raises(UserError, match=r"^task_options.size: expected 0 for sounds, which are not resized, got 8$"):
+    with pytest.raises(UserError, match=r"^task_options.size: expected 0 for what is no image, got 8$"):
         load(folder, size=8)
 
 
@@ -152,7 +152,7 @@ def test_signals_of_several_lengths_in_memory_and_npz(tmp_path, monkeypatch):
     encoded = {tuple(each.flatten().tolist()) for each in arrays.encoded(signals).round(3)}
     assert {tuple(each.flatten().tolist()) for each in of_file.train.inputs.numpy().round(3)} <= encoded
     np.savez(tmp_path / "b.npz", x=cut, y=classes, lengths=lengths + 5)
-    with pytest.raises(UserError, match=r"b.npz: expected lengths from 1 to 11, got 1\d$"):
+    with pytest.raises(UserError, match=r"b.npz: expected lengths .* of int64 up to 16 for "):
         load(tmp_path / "b.npz")
 
 
@@ -177,7 +177,7 @@ def test_nifti_volumes_have_one_orientation(tmp_path):
     flat = tmp_path / "flat.nii"
     nibabel.save(nibabel.Nifti1Image(values[..., 0], np.eye(4)), flat)
     np.testing.assert_array_equal(example_files.read_example(flat).values, values[..., 0].T[None])
-    with pytest.raises(UserError, match=r"^size: expected 0 for volumes"):
+    with pytest.raises(UserError, match=r"^size: expected 0 for what is no image"):
         example_files.read_example(tmp_path / "a" / "0.nii.gz", size=8)
 
 

@@ -29,7 +29,6 @@ from gflownet.files import read_bytes
 from gflownet.translation.array_inputs import ArrayInputs, padded
 from gflownet.translation.example_files import (
     SPLITS,
-    Kind,
     example_files,
     names_of_codes,
     read_example,
@@ -114,12 +113,10 @@ def _without_lengths(pair: Pair, *, where: str) -> Pair:
     """Return padded signals [N, T] or [N, C, T], with their mask, and targets. Raises UserError for other lengths."""
     inputs, targets, *rest = pair
     lengths = rest[0] if rest else np.full(len(inputs), inputs.shape[-1])
-    if lengths.shape != (len(inputs),) or lengths.dtype.kind not in "iu" or inputs.ndim not in (2, 3):
-        got = f"{list(lengths.shape)} of {lengths.dtype} for {list(inputs.shape)}"
-        raise UserError(f"{where}: expected lengths [N] of signals [N, T] or [N, C, T], got {got}")
-    if not 1 <= lengths.min() <= lengths.max() <= inputs.shape[-1]:
-        wrong = lengths[(lengths < 1) | (lengths > inputs.shape[-1])][0]
-        raise UserError(f"{where}: expected lengths from 1 to {inputs.shape[-1]:,}, got {wrong}")
+    fits = lengths.shape == (len(inputs),) and lengths.dtype.kind in "iu" and inputs.ndim in (2, 3)
+    if not (fits and 1 <= lengths.min() <= lengths.max() <= inputs.shape[-1]):
+        got = f"{list(lengths.shape)} of {lengths.dtype} up to {lengths.max(initial=0)} for {list(inputs.shape)}"
+        raise UserError(f"{where}: expected lengths [N] from 1 to T of signals [N, T] or [N, C, T], got {got}")
     try:
         return padded([each[..., :length] for each, length in zip(inputs, lengths, strict=True)]), targets
     except UserError as error:
@@ -177,13 +174,13 @@ def _read_folder(
         UserError: no files, files of different sizes, rates or channels, more than fit into memory, or other classes.
     """
     where, has_classes = f"{key}: {folder}", reading.kind != "numbers"
-    kind, files, left_out = example_files(folder)
-    nouns = f"{kind.noun}s"
+    noun, files, left_out = example_files(folder)
+    nouns = f"{noun}s"
     (with_mask, masks), is_image = with_masks(files, left_out), nouns == "images"
     if masks and not is_image:
         raise UserError(f"{where}: expected {nouns} in a folder per class, got masks; an npz file takes both")
     files = [("train", label, name) for _, label, name in with_mask] if train else with_mask
-    read, rate = _read_all(kind, files, masks, account, left_out, where=where, reading=reading, train=train)
+    read, rate = _read_all(noun, files, masks, account, left_out, where=where, reading=reading, train=train)
     if not (has_classes or masks):
         raise UserError(f"{where}: expected numbers as targets, got folders of {nouns}, whose names are classes")
     if not any(split == "train" for split, *_ in (read if masks else files)):
@@ -226,7 +223,7 @@ def _read_folder(
 
 
 def _read_all(
-    kind: Kind,
+    noun: str,
     files: Sequence[Named],
     masks: Mapping[str, str],
     account: list[str],
@@ -265,7 +262,7 @@ def _read_all(
         if not read and needed > psutil.virtual_memory().available:
             got = f"{len(files):,} of {' x '.join(map(str, values.shape[1:]))} ({needed / 1e9:.0f} GB)"
             hint = f"; {group}.size=64 resizes them" * (values.ndim == 3)
-            raise UserError(f"{where}: expected {kind.noun}s that fit into memory, got {got}{hint}")
+            raise UserError(f"{where}: expected {noun}s that fit into memory, got {got}{hint}")
         about.update(made)
         rates.setdefault(rate, []).append(name)
         read.append((split, label, values, name))
@@ -274,7 +271,7 @@ def _read_all(
     words += f"; {len(about) - _MAX_ABOUT:,} more remarks" * (len(about) > _MAX_ABOUT) + "; left out: "
     words += ", ".join(f"{len(names):,} {reason} ({_shown(names)})" for reason, names in left_out.items()) or "none"
     shares = "; ".join(_shown(f"{name}: {number:,}" for name, number in each) for each in counts if each) or "none"
-    account.append(f"{counted(len(read), kind.noun)}{' with a mask' * bool(masks)} read ({shares}){words}")
+    account.append(f"{counted(len(read), noun)}{' with a mask' * bool(masks)} read ({shares}){words}")
     if train is not None and train.arrays is not None and rates.keys() - {train.arrays.rate}:
         rates.setdefault(train.arrays.rate, [])
     if len(rates) > 1:
