@@ -75,6 +75,8 @@ def example_files(folder: Path) -> tuple[str, list[tuple[str, str, str]], dict[s
 
     A class is a folder, in folders of splits or around them; without such folders, all are training examples.
 
+    Raises:
+        UserError: the package that reads them is missing.
     """
     left_out, seen = defaultdict[str, list[str]](list, {"hidden": [], "linked twice": []}), {folder.resolve()}
     folders, found = list[tuple[str, ...]](), list[tuple[str, ...]]()
@@ -91,6 +93,8 @@ def example_files(folder: Path) -> tuple[str, list[tuple[str, str, str]], dict[s
     nouns = [kind.noun if (kind := kind_of(name)) else "" for *_, name in found]
     noun = max(Counter(filter(None, nouns)).items(), key=lambda each: each[1], default=("image", 0))[0]
     images = [each for each, of_file in zip(found, nouns, strict=True) if of_file == noun]
+    for kind in {kind for *_, name in images if (kind := kind_of(name))}:
+        kind.check_package()
     ending = f"without the ending of {'an' if noun == 'image' else 'a'} {noun}"
     left_out[ending] += ["/".join(each) for each, of_file in zip(found, nouns, strict=True) if of_file != noun]
     outer, inner = ([len(each) > 2 and bool(_split_of(each[level])) for each in images] for level in (0, 1))

@@ -230,6 +230,6 @@ def test_missing_package_names_the_extra(tmp_path, monkeypatch, ending, package,
     (tmp_path / "a" / f"1.{ending}").write_bytes(b"")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        UserError, match=rf"expected the package {package}, got none: pip install 'gflownet\[{extra}\]'$"
+        UserError, match=rf"^expected the package {package}, got none: pip install 'gflownet\[{extra}\]'$"
     ):
         load(tmp_path)
