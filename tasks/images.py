@@ -36,7 +36,7 @@ class ImagesConfig:
     data: str = option(
         "digits",
         "digits (1,797 of 8 x 8), mnist5k (5,000 of 28 x 28, extra [data]), a path (npz, IDX file, folder of IDX, of "
-        "class folders or of images and masks) or module:callable",
+        "class folders of images, sounds or scans, or of images and masks) or module:callable",
     )
     data_test: str = option("", "path of test images; empty: those of the data, or a fifth of them")
     kind: Literal["auto", "classes", "numbers"] = option(

@@ -300,6 +300,7 @@ class TypedGraph:
         self.problems: tuple[GraphProblem, ...] = ()  # that prevent translation, set by validation
         self.memory_format: str | None = None  # of images
         self.autocast: str | None = None  # name of a dtype
+        self.is_padded = False  # the last channel of the input is the mask of its values
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TypedGraph:
         return self
@@ -378,7 +379,7 @@ class TypedGraph:
             if edge.enabled
         )
         config = bool(self.graph.config.get("multigraph")), _text(self.graph.config.get("subgraphs"))
-        key = self.projection, self.memory_format, self.autocast, *config, nodes, edges
+        key = self.projection, self.memory_format, self.autocast, self.is_padded, *config, nodes, edges
         if not self.name:
             return key
         values = [each.bias for each in self.graph.nodes.values()], [each.weight for each in self.graph.edges.values()]

@@ -9,6 +9,31 @@ import torch
 from torch import Tensor, nn
 
 
+def mask_at(mask: Tensor, length: int) -> Tensor:
+    """Return a mask [B, 1, T] at fewer positions: that of the first place for which each stands."""
+    if torch.overrides.has_torch_function((mask,)):  # one node of torch.fx
+        return torch.overrides.handle_torch_function(mask_at, (mask,), mask, length)
+    if length == mask.shape[-1]:
+        return mask
+    return mask[..., torch.arange(length, device=mask.device) * mask.shape[-1] // length]
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    """Return values [B, C, L] with zeros in their padding."""
+    return x * mask_at(mask, x.shape[-1])
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the means [B, C] of values [B, C, L] without their padding."""
+    mask = mask_at(mask, x.shape[-1])
+    return (x * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def masked_max(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the maxima [B, C] of values [B, C, L] without their padding."""
+    return x.masked_fill(mask_at(mask, x.shape[-1]) == 0, -torch.inf).amax(-1)
+
+
 class Bias(nn.Module):
     """Add a learned number to each feature."""
 

@@ -23,6 +23,7 @@ class Dialect:
     # Whether means over positions are taken over the first axes, so that their gradients are in channels_last.
     moves_channels: bool = False
     num_copies: int = 1  # of one model, whose channels are next to each other in each value
+    is_padded: bool = False  # `mask` [B, 1, T] is 1 where the input, a signal, has values
     calls_layers: bool = True  # False: `project` scales the weight of an untouched linear layer
 
     def weight(self, name: str) -> str:

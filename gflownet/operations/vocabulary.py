@@ -391,6 +391,7 @@ TRANSLATION_SETTINGS: Mapping[str, Parameter] = MappingProxyType(
         "dtype": Parameter(f"one of {', '.join(DTYPES)}", lambda value: value in DTYPES),
         "memory_format": Parameter(f"one of {', '.join(MEMORY_FORMATS)}", lambda value: value in MEMORY_FORMATS),
         "autocast": Parameter(f"one of {', '.join(AUTOCAST_DTYPES)}", lambda value: value in AUTOCAST_DTYPES),
+        "padded": BOOL,
     }
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,10 +21,11 @@ from gflownet.operations.neuron_code import (
     slot_name,
     variable,
 )
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Category, Operation
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Adapter, Layout, Shape
 from gflownet.operations.vocabulary import activation
 
+_OVER_POSITIONS = re.compile(r"\{input\}(\.mT)?\.(mean|a(max))\(dim=\(\d,\)\)")
 _ELEMENTWISE = {"sum": "{a} + {b}", "mean": "{a} + {b}", "product": "{a} * {b}"}
 _ELEMENTWISE |= {"max": "torch.maximum({a}, {b})", "min": "torch.minimum({a}, {b})"}
 
@@ -77,6 +79,7 @@ class ClassWriter:
         }
         writer = replace(self, dialect=replace(self.dialect, scaled=scaled)) if scaled else self
         lines = [*(self._column_lines() if self.plan.is_dense else ())]
+        lines += [f"mask = {self.arguments()[0]}[:, -1:]"] if self.dialect.is_padded and not self.plan.name else []
         lines += [self._stacked_line(place, labels) for place, labels in enumerate(groups)]
         lines += [line for step in self.plan.live_steps for line in writer._computed(step)]
         outputs = [variable(node_id) for node_id, _ in self.plan.outputs]
@@ -125,7 +128,8 @@ class ClassWriter:
 
     def arguments(self) -> list[str]:
         """The variables that forward takes."""
-        return ["x"] if self.plan.is_dense else [variable(node_id) for _, node_id, _ in self.plan.inputs]
+        names = ["x"] if self.plan.is_dense else [variable(node_id) for _, node_id, _ in self.plan.inputs]
+        return [*names, "mask"] if self.dialect.is_padded and self.plan.name else names
 
     def own_build(self, step: TypedNode) -> str:
         """The expression that makes the module of a row with its own `build`."""
@@ -175,8 +179,11 @@ class ClassWriter:
         assert step.operation is not None
         row, settings = step.operation.row, step.operation.settings
         call = row.call(step.input_shapes, settings)
-        if self.dialect.moves_channels and "{input}.mean(" in call:
-            shape = step.input_shapes[INPUT_PORT]
+        shape = step.input_shapes.get(INPUT_PORT)
+        has_mask = self.dialect.is_padded and row.category is not Category.NORMALISATION
+        if has_mask and shape is not None and len(shape.positions) == 1:
+            call = _masked_call(call, shape)
+        elif self.dialect.moves_channels and shape is not None and "{input}.mean(" in call:
             call = call.replace(f"{{input}}{_mean(shape)}", f"{{input}}{_mean(shape, moves_channels=True)}")
         state = {slot.kind: slot_name(slot.kind, step.node_id) for slot in step.slots}
         expression = call.format(module=self.dialect.module(step.label), **values, **state)
@@ -197,12 +204,13 @@ class ClassWriter:
     def _repeated(self, step: TypedNode, values: Mapping[str, str]) -> list[str]:
         """The calls of a subgraph; each repetition reads the one before at its first port named `input`."""
         result, module = variable(step.node_id), self.dialect.module(step.label)
-        first = ", ".join(values[port] for port in step.ports)
+        mask = ["mask"] * self.dialect.is_padded
+        first = ", ".join([*(values[port] for port in step.ports), *mask])
         if step.slots:
             return self._repeated_with_state(step, values)
         if len(step.bodies) == 1:
             return [f"{result} = {module}({first})"]
-        arguments = ", ".join(result if port == INPUT_PORT else values[port] for port in step.ports)
+        arguments = ", ".join([*(result if port == INPUT_PORT else values[port] for port in step.ports), *mask])
         start = [f"{result} = {values[INPUT_PORT]}"] if INPUT_PORT in step.ports else []
         loop = f"for _ in range({len(step.bodies)}):" if step.is_shared else f"for block in {module}:"
         return [*start, loop, f"    {result} = {module if step.is_shared else 'block'}({arguments})"]
@@ -214,6 +222,7 @@ class ClassWriter:
             is_single = len(step.bodies) == 1 or step.is_shared
             module = self.dialect.module(step.label) + ("" if is_single else f"[{place}]")
             sources = [result if place and port == INPUT_PORT else values[port] for port in step.ports]
+            sources += ["mask"] * self.dialect.is_padded
             state = group([slot_name(slot.kind, step.node_id) for slot in slots])
             new = group([slot_name(f"new_{slot.kind}", step.node_id) for slot in slots])
             call = f"{module}({', '.join([*sources, state])})" if slots else f"{module}({', '.join(sources)})"
@@ -271,6 +280,8 @@ def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:
     if adapter.is_broadcast and source.layout is not target.layout:
         axes = [":" if axis == target.channel_axis else "None" for axis in range(target.channel_axis + 1)]
         return f"{value}[:, {', '.join(axes + ['None'] * (len(target.sizes) - len(axes)))}]"
+    if adapter.pools_to_vector and dialect.is_padded and len(source.positions) == 1:
+        return _masked_call("{input}.mean(dim=(2,))", source).format(input=value)
     if adapter.pools_to_vector:
         return f"{value}{_mean(source, moves_channels=dialect.moves_channels)}"
     if not adapter.pools_positions:
@@ -288,6 +299,16 @@ def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:
     if source.layout is Layout.SEQUENCE:
         return f"F.{function}({value}.mT, {argument}).mT"
     return f"F.{function}({value}, {argument})"
+
+
+def _masked_call(call: str, shape: Shape) -> str:
+    """The call of an operation that leaves out the padding of signals [B, C, T] or sequences [B, T, D]."""
+    value = "{input}" if shape.channel_axis == 0 else "{input}.mT"
+    if shape.layout is Layout.TOKENS or call.count("{input}") != 1:
+        return call
+    if _OVER_POSITIONS.search(call):
+        return _OVER_POSITIONS.sub(lambda match: f"masked_{match[3] or match[2]}({value}, mask)", call)
+    return call.replace("{input}", "masked({input}, mask)" if value == "{input}" else "masked({input}.mT, mask).mT")
 
 
 def _mean(shape: Shape, *, moves_channels: bool = False) -> str:

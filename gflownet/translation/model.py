@@ -6,7 +6,7 @@ import linecache
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from keyword import iskeyword
@@ -40,6 +40,7 @@ MIN_STACKED = 8
 # Layers and functions of generated code besides those of torch.
 _NAMES: dict[str, Any] = {name: value for name, value in vars(layers).items() if isinstance(value, type)}
 _NAMES |= {each.__name__: each for each in (gru_sequence, lstm_sequence, rhn_sequence, add_parameters)}
+_NAMES |= {each.__name__: each for each in (layers.masked, layers.masked_mean, layers.masked_max)}
 _NAMES |= {each.__name__: each for each in (project, scaled_matrices, pad_copies, concat_copies)}
 
 
@@ -395,8 +396,9 @@ class _FastWriter(ClassWriter):
 def generate_class(plan: TypedGraph, dialect: Dialect = FAST) -> type[TranslatedModel]:
     """Return a subclass of TranslatedModel with straight-line code for `plan`."""
     class_names = {body.key: f"{class_name(body)}_{index}" for index, body in enumerate(plan.bodies)}
-    bodies = {class_names[body.key]: class_of(body, dialect) for body in plan.bodies}
-    source = _source(plan, _FastWriter(plan, dialect, class_names))
+    padded = {"is_padded": plan.is_padded}
+    bodies = {class_names[body.key]: class_of(body.changed(**padded), dialect) for body in plan.bodies}
+    source = _source(plan, _FastWriter(plan, replace(dialect, **padded), class_names))
     key = repr(plan.key) + ("" if dialect is FAST else str(dialect.num_copies))
     name = f"{class_name(plan)}_{sha256(key.encode()).hexdigest()[:12]}"
     filename = f"<gflownet {name}>"

@@ -9,10 +9,12 @@ from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import TypedGraph
+from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import AUTOCAST_DTYPES, DTYPES, MEMORY_FORMATS, PROJECTIONS
 
 # Options that a graph may carry under config["translation"].
 _CHOICES = {"dtype": DTYPES, "projection": PROJECTIONS, "memory_format": MEMORY_FORMATS, "autocast": AUTOCAST_DTYPES}
+_CHOICES |= {"padded": (False, True)}
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,20 @@ class TranslationConfig:
             "float16; by default that of the parameters"
         },
     )
+    padded: bool | None = field(
+        default=None,
+        metadata={
+            "help": "the last channel of the one input, a signal, is 1 where it has values and 0 in its padding, which "
+            "means, maxima, convolutions and poolings leave out; by default False"
+        },
+    )
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             # A dtype may also be a torch.dtype.
             if value is not None and value not in choices and (name != "dtype" or isinstance(value, str)):
-                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+                raise ValueError(f"{name}: expected one of {', '.join(map(str, choices))}, got {value!r}")
 
     def completed(self, settings: Mapping[str, Any]) -> TranslationConfig:
         """Return the options with None replaced by a graph's translation settings or the defaults."""
@@ -91,4 +100,8 @@ def checked(
     for name in ("memory_format", "autocast"):
         if getattr(options, name) is not None and typed.is_dense:
             raise ValueError(f"{name}: expected an operation graph, got a graph without operations")
-    return typed.changed(memory_format=options.memory_format, autocast=options.autocast), options
+    if options.padded and [shape.layout for *_, shape in typed.inputs] != [Layout.SIGNAL]:
+        got = ", ".join(str(shape) for *_, shape in typed.inputs)
+        raise ValueError(f"padded: expected one signal as input, got {got}")
+    changes = {name: getattr(options, name) for name in ("memory_format", "autocast")}
+    return typed.changed(**changes, is_padded=bool(options.padded)), options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from keyword import iskeyword
 
 from torch import nn
@@ -14,7 +14,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations import layers
 from gflownet.operations.activations import Cell
-from gflownet.operations.neuron_code import PLAIN, identifier, outside_name, outside_value
+from gflownet.operations.neuron_code import PLAIN, Dialect, identifier, outside_name, outside_value
 from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
@@ -64,7 +64,10 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
         dict(zip((p.name for p in each.scalars), numbers, strict=True))
         for each, numbers in zip(plans, values, strict=True)
     ]
-    classes = [_class_source(each, names, numbers, dtype) for each, numbers in zip(plans, first_values, strict=True)]
+    dialect = replace(PLAIN, is_padded=plan.is_padded)
+    classes = [
+        _class_source(each, names, numbers, dtype, dialect) for each, numbers in zip(plans, first_values, strict=True)
+    ]
     text = "\n\n".join(classes)
     imports = list(dict.fromkeys(line for each in plans for line in _imports(each)))
     modules = [line.split()[1] for line in imports if line.startswith("from ") and "torch." not in line]
@@ -144,11 +147,11 @@ def _class_names(plans: list[TypedGraph], name: str) -> dict[str, str]:
 
 
 def _class_source(
-    plan: TypedGraph, names: Mapping[str, str], first_values: Mapping[str, float], dtype: str | None
+    plan: TypedGraph, names: Mapping[str, str], first_values: Mapping[str, float], dtype: str | None, dialect: Dialect
 ) -> str:
     is_cast, is_model = dtype not in (None, "float32"), not plan.name
     option = f", dtype=torch.{dtype}" if is_cast else ""
-    writer = _FileWriter(plan, PLAIN, names, first_values, option)
+    writer = _FileWriter(plan, dialect, names, first_values, option)
     initial = ["super().__init__()", *(["self.state = None"] if is_model and plan.slots else [])]
     initial += writer.initial_lines()
     if is_model and is_cast and not plan.is_dense:
@@ -210,9 +213,9 @@ def _imports(plan: TypedGraph) -> Iterator[str]:
 
 
 def _layer_sources(text: str) -> list[str]:
-    """Return the source of the layers that a text uses, and of the layers that these use."""
+    """Return the source of the layers and functions that a text uses, and of those that these use."""
     every = vars(layers).items()
-    classes = {name: kind for name, kind in every if isinstance(kind, type) and kind.__module__ == layers.__name__}
+    classes = {name: kind for name, kind in every if getattr(kind, "__module__", "") == layers.__name__}
     needed: dict[str, str] = {}
     pending = [text]
     while pending:

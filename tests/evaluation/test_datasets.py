@@ -256,7 +256,8 @@ class Stream(IterableDataset[Any]):
         (lambda: Items(lambda i: 0, num=0), "expected examples in every split, got an empty Dataset"),
         (lambda: Stream(), "expected a Dataset with __len__ and __getitem__, got Stream"),
         (lambda: (np.ones((9, 1, 8, 8)), np.zeros(8, dtype=int)), r"expected inputs .*, got \[9, 1, 8, 8\] and \[8\]"),
-        (lambda: ([[1, 2], [3]], [0, 1]), "expected arrays of inputs and targets, got ValueError"),
+        (lambda: ([[1, 2], [3]], [0, 1]), "expected signals of several lengths as floats, got int64"),
+        (lambda: ([["a", 2], [3]], [0, 1]), "expected arrays of inputs and targets, got ValueError"),
         (lambda: 1 / 0, "expected fitting:load to return data, got ZeroDivisionError: division by zero"),
         (
             lambda: {n: (np.ones((9, 2)), np.arange(9) % k) for n, k in (("train", 3), ("validation", 4), ("test", 3))},
@@ -330,7 +331,7 @@ def test_batches_hold_every_example_once():
         ("a.npz", "no archive", "expected a readable file, got "),
         ("a.npz", "PK\x03\x04" + "junk" * 20, "expected a readable file, got "),
         ("a-images-idx3-ubyte", "text", "expected labels in a-labels-idx1-ubyte, got no such file"),
-        ("a.png", "text", "expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx or image"),
+        ("a.png", "text", "expected .csv, .parquet, .npz or idx3-ubyte, or a folder of idx, images, sounds"),
     ],
 )
 def test_damaged_file_raises(tmp_path, name, content, message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-NUM_ROWS = 24
+NUM_ROWS = 25
 _TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 

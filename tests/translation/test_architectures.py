@@ -78,7 +78,7 @@ def test_settings_of_the_graph_are_defaults_that_arguments_override(path):
         ({"dtype": "int8"}, "expected one of float32, .* for dtype, got 'int8'"),
         (
             {"device": "cuda"},
-            "expected translation settings out of autocast, dtype, memory_format, projection, got 'device'",
+            "expected translation settings out of autocast, dtype, memory_format, padded, projection, got 'device'",
         ),
         (["always"], "expected an object under translation, got"),
         ({"projection": "never"}, "edge 1: expected equal widths with projection=never, got 3 from node 1 and 2"),

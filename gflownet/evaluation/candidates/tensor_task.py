@@ -125,6 +125,9 @@ class TensorTask(GFNTask):
         self.input_sizes = (self.input_shape.num_elements if is_vector else self.input_shape,)
         self.output_shape = output_shape(self.splits_in_use)
         self.num_outputs = self.output_shape.channels
+        if self._is_padded and (self.input_shape.layout is not Layout.SIGNAL or self.output_shape.positions):
+            got = f"{self.input_shape} and targets {[*self.train.targets.shape]}"
+            raise UserError(f"data: expected signals of several lengths with one target each, got {got}")
         self.output_sizes = (self.output_shape if self.output_shape.positions else self.num_outputs,)
         self._choose_memory_format()
         self._build_training()
@@ -235,10 +238,16 @@ class TensorTask(GFNTask):
 
     @property
     def translation_settings(self) -> Mapping[str, Any]:
-        """The projection of the config and the dtype of the examples."""
+        """The projection of the config, the dtype of the examples, and whether they are padded."""
         example = self.train.example
         dtype = str(example.dtype).removeprefix("torch.") if example.is_floating_point() else "float32"
-        return {"projection": self._evaluation.projection, "dtype": dtype}
+        padded = {"padded": True} if self._is_padded else {}
+        return {"projection": self._evaluation.projection, "dtype": dtype, **padded}
+
+    @property
+    def _is_padded(self) -> bool:
+        """Whether the last channel of the inputs is the mask of signals of several lengths."""
+        return self.splits_in_use.arrays is not None and self.splits_in_use.arrays.is_padded
 
     def utility(self, objective: str, value: float) -> float:
         """Return the score of the validation metric, or 1 / (1 + cost / target) of a cost: 1/2 at its target."""
@@ -327,6 +336,8 @@ class TensorTask(GFNTask):
                 raise UserError("task_options.weights: expected none with targets of positions")
             loss = partial(weighted, loss=loss, mean=float(self.train.weights.mean()))
         limit = loss_limit(loss, self.train)
+        if options.augment and self._is_padded:
+            raise UserError(f"evaluation.training.augment: expected none for padded signals, got {options.augment[0]}")
         check_augmentation(options.augment, self.train, loss=options.loss, output=self.output_shape)
         self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit, self.num_outputs)
         kind = {"is_classification": classifies, "is_text": self._predicts_tokens, "quantile": options.quantile}

@@ -50,7 +50,7 @@ from gflownet.evaluation.data.table_fitting import account_of, fitted, table_of_
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
-from gflownet.translation.array_inputs import ArrayInputs
+from gflownet.translation.array_inputs import ArrayInputs, padded
 from gflownet.translation.table_columns import ColumnKind, Target, dense, is_frame
 
 # Examples of a data set, of which each split gets one or more.
@@ -115,7 +115,7 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
 
 def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int, reading: Reading) -> Splits:
     """Return the splits of examples. Raises UserError for examples that do not fit."""
-    data = _with_targets(data)
+    data = _with_one_length(_with_targets(data))
     _check_targets(data, key=key)
     equal = _equal_rows(data) if reading.duplicates == "together" and data.groups is data.times is None else None
     if equal is not None and (num := len(equal) - len(np.unique(equal))):
@@ -133,6 +133,27 @@ def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int
     if reading.duplicates == "refuse" and source not in NAMES:
         check_repeated(splits, key=key)
     return splits
+
+
+def _with_one_length(data: LabelledArrays) -> LabelledArrays:
+    """Return padded signals of all splits as long as the longest, with a line about lengths, also of sounds."""
+    rate = data.arrays.rate if data.arrays is not None else 0
+    if not (data.is_padded or rate):
+        return data
+    parts = {name: part for name in ("validation", "test") if (part := getattr(data, name)) is not None}
+    inputs = {name: part.inputs for name, part in [("", data), *parts.items()]}
+    longest, num_channels = max(each.shape[-1] for each in inputs.values()), data.inputs.shape[1] - data.is_padded
+    unit, lengths = (f" s at {rate:,} Hz", 1 / rate) if rate else (" values", 1)
+    masks = [each[:, -1] if data.is_padded else np.ones_like(each[:, 0]) for each in inputs.values()]
+    lengths = np.concatenate([mask.sum(1) for mask in masks]) * lengths
+    ends = " to ".join(dict.fromkeys(f"{each:,.6g}" for each in (lengths.min(), lengths.max())))
+    words = f"signals of {ends}{unit} (median {np.median(lengths):,.6g}), {counted(num_channels, 'channel')}"
+    if data.is_padded:
+        inputs = {name: np.pad(each, [(0, 0), (0, 0), (0, longest - each.shape[-1])]) for name, each in inputs.items()}
+        share = 1 - np.mean(np.concatenate([each[:, -1].mean(1) for each in inputs.values()]))
+        words += f"; padded with zeros to {longest:,} values ({100 * share:.3g} % of all), with a channel as mask"
+    parts = {name: replace(part, inputs=inputs[name]) for name, part in parts.items()}
+    return replace(data, inputs=inputs[""], **parts, account=(*data.account, words))
 
 
 def _with_targets(data: LabelledArrays) -> LabelledArrays:
@@ -204,7 +225,7 @@ def split(
     own = replace(data, inputs=inputs, targets=np.log1p(data.targets) if transform else data.targets)
     three = [_tensors(own, rows) if part is None else _tensors(part) for rows, part in zip(parts, given, strict=True)]
     classes = int(data.targets.max()) + 1 if is_classes else None
-    arrays = None if columns else data.arrays or ArrayInputs(target, data.scale)
+    arrays = None if columns else replace(data.arrays or ArrayInputs(target, data.scale), is_padded=data.is_padded)
     lines = chain(*(part.account for part in (data.validation, data.test) if part))
     about = [*data.account, *lines, *(columns.account() if columns else ()), *unknown, *words]
     with accounted(about):
@@ -277,7 +298,14 @@ def standardised(splits: Splits, *, per_channel: bool = False) -> Splits:
         return splits
     inputs = splits.train.inputs
     axes = tuple(axis for axis in range(inputs.ndim) if axis != 1) if per_channel else (0,)
+    is_padded = splits.arrays is not None and splits.arrays.is_padded
     mean, deviation = inputs.mean(dim=axes, keepdim=True), inputs.std(dim=axes, keepdim=True, correction=0)
+    if is_padded:  # of the values, not of their padding and mask
+        share = inputs[:, -1:].mean(dim=axes, keepdim=True)
+        mean = mean / share
+        squares = ((inputs - mean) * inputs[:, -1:]).square()
+        deviation = (squares.mean(dim=axes, keepdim=True) / share).sqrt()
+        mean[:, -1], deviation[:, -1] = 0, 1
     deviation = torch.where(deviation > _CONSTANT, deviation, torch.inf)
     if (columns := splits.columns) is not None:
         is_indicator = torch.tensor([each for column in columns.inputs for each in column.is_indicator])
@@ -287,7 +315,8 @@ def standardised(splits: Splits, *, per_channel: bool = False) -> Splits:
     columns, arrays = (each and replace(each, **units) for each in (splits.columns, splits.arrays))
 
     def scaled(part: Split) -> Split:
-        return replace(part, inputs=(part.inputs - mean) / deviation)
+        inputs = (part.inputs - mean) / deviation
+        return replace(part, inputs=inputs * part.inputs[:, -1:] if is_padded else inputs)
 
     return splits.changed(scaled, columns=columns, arrays=arrays)
 
@@ -435,7 +464,9 @@ def _part(
         raise UserError(f"{where}: expected a DataFrame, (inputs, targets), {others}, got {type(loaded).__name__}")
     inputs, targets, *order = (loaded, None) if is_frame(loaded) else loaded
     try:
-        inputs, is_masked = dense(inputs), np.ma.is_masked(inputs) or np.ma.is_masked(targets)
+        is_padded = (signals := _signals(inputs, train)) is not None
+        inputs = dense(inputs) if signals is None else padded(signals)
+        is_masked = np.ma.is_masked(inputs) or np.ma.is_masked(targets)
         if is_frame(inputs) or is_masked or (isinstance(inputs, np.ndarray) and inputs.dtype.kind == "O"):
             given: Any = dict(zip(("group", "weights"), order, strict=False))
             if isinstance(targets, Tensor | list) or type(targets) is np.ndarray:
@@ -445,12 +476,25 @@ def _part(
         arrays = _array(inputs), _array(targets)
     except (ValueError, TypeError) as error:
         text = f"expected arrays of inputs and targets, got {type(error).__name__}: {error}"
-        raise error if isinstance(error, UserError) else UserError(f"{where}: {text}") from None
+        has_where = isinstance(error, UserError) and str(error).startswith(where)
+        raise error if has_where else UserError(f"{where}: {error if isinstance(error, UserError) else text}") from None
     data = labelled(*arrays, where=where, train=train, kind=reading.kind, ignored=reading.ignored)
+    data = replace(data, layout="signal", is_padded=True) if is_padded else data
     for name, each in zip(("groups", "weights"), order, strict=False):
         numbered = numbered_groups if name == "groups" else checked_weights
         data = data if each is None else replace(data, **{name: numbered(each, num=len(data.targets), where=where)})
     return data
+
+
+def _signals(inputs: Any, train: LabelledArrays | None) -> list[np.ndarray] | None:
+    """Return signals of several lengths, or of a data set with such ones; None for other data."""
+    has_lengths = train is not None and train.is_padded
+    is_array = isinstance(inputs, np.ndarray) and inputs.dtype.kind == "O" and inputs.ndim == 1
+    if not (has_lengths or is_array or isinstance(inputs, list | tuple)) or is_frame(inputs):
+        return None
+    signals = [_array(each) for each in inputs]
+    is_signal = {each.ndim for each in signals} in ({1}, {2}) and all(each.dtype.kind in "biuf" for each in signals)
+    return signals if is_signal and (has_lengths or len({each.shape[-1] for each in signals}) > 1) else None
 
 
 def _array(values: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Labelled examples from files: IDX (the format of MNIST), npz, tables, UCR's signals, folders of images by pillow."""
+"""Labelled examples from files: IDX (the format of MNIST), npz, tables, UCR's signals, images, sounds, scans."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,19 @@ from gflownet.evaluation.data.labelled_arrays import (
 )
 from gflownet.evaluation.data.table_files import MAX_CLASSES, Reading, read_table
 from gflownet.files import read_bytes
-from gflownet.translation.array_inputs import ArrayInputs
-from gflownet.translation.image_files import SPLITS, image_files, names_of_codes, read_mask, read_picture, with_masks
+from gflownet.translation.array_inputs import ArrayInputs, padded
+from gflownet.translation.example_files import (
+    SPLITS,
+    example_files,
+    names_of_codes,
+    read_example,
+    read_mask,
+    with_masks,
+)
 from gflownet.translation.table_columns import Target
 
 _MAX_SHOWN = 5  # names per reason in the account
+_MAX_ABOUT = 12  # remarks about files in the account, such as sizes of voxels
 _VALUE_BYTES = 12  # in memory at once: as read, as an array, as tensors of the splits
 # Type codes of the IDX format (LeCun, Cortes and Burges 1998).
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -41,21 +49,22 @@ _IDX = {
 # Names of inputs and targets in an npz file, alone or with the word of a split before or after: x_train, val_images.
 _NPZ_PAIRS = (("x", "y"), ("inputs", "targets"), ("images", "labels"), ("signals", "labels"), ("data", "labels"))
 _NPZ_PAIRS += (("images", "masks"), ("tokens", "tags"))
+_LENGTHS = ("lengths",)  # of padded signals
 # Files of the UCR archive of time series: a class and then the values of a signal per row, without a header.
 _UCR = re.compile(r"(.+_)(train|test)((?:\.tsv|\.txt)(?:\.gz)?)", re.IGNORECASE)
 
 _MAX_MASK_CLASSES = 256
 _VOID = "255"  # value of pixels without a class next to classes from 0 (Everingham et al. 2010)
 
-Pair = tuple[np.ndarray, np.ndarray]  # inputs, targets
-Named = tuple[str, str, str]  # split, class and name of an image
-Picture = tuple[str, Any, np.ndarray, str]  # split, class or mask, pixels [C, H, W] and name of an image
+Pair = tuple[np.ndarray, ...]  # inputs, targets and, of padded signals, lengths
+Named = tuple[str, str, str]  # split, class and name of a file
+Read = tuple[str, Any, np.ndarray, str]  # split, class or mask, values [C, ...] and name of a file
 
 
 def read_file(
     path: str, *, key: str, reading: Reading | None = None, train: LabelledArrays | None = None
 ) -> LabelledArrays:
-    """Return the examples of a CSV, Parquet or npz file, signals of UCR, an IDX file, or a folder of IDX or images.
+    """Return the examples of a CSV, Parquet or npz file, signals of UCR, an IDX file, or a folder of files.
 
     Args:
         path: its ending names the format: .csv, .tsv, .parquet, .npz, idx3-ubyte; .gz is unpacked.
@@ -75,10 +84,12 @@ def read_file(
             if reading.weights and not re.search(r"\.(npz|csv|tsv|parquet)", file.name):
                 raise UserError(f"{where}: expected weights with a table or an npz file, got {reading.weights}")
             if file.is_dir() and not _idx_folder(file):
-                return _read_images(file, account, key=key, reading=reading, train=train)
+                return _read_folder(file, account, key=key, reading=reading, train=train)
             if not (pairs := _pairs(file, account, key=key, reading=reading)):
                 return read_table(file, key=key, reading=reading, train=train)
-            layout = "signal" if _UCR.fullmatch(file.name) else None
+            is_padded = any(len(pair) > 2 for pair in pairs.values())
+            pairs = {split: _without_lengths(pair, where=where) if is_padded else pair for split, pair in pairs.items()}
+            layout = "signal" if is_padded or _UCR.fullmatch(file.name) else None
             options: Any = {"key": key, "where": where, "kind": reading.kind, "layout": layout}
             options["ignored"] = reading.ignored
             arrays = _labelled(pairs.pop("train"), account, train=train, **options)
@@ -89,12 +100,27 @@ def read_file(
                 arrays = replace(arrays, weights=checked_weights(weights, num=num, where=where))
                 account.append(f"array {reading.weights or 'weights'}: weights of the examples in loss and metrics")
             given = {split: _labelled(pair, account, train=arrays, **options) for split, pair in pairs.items()}
-            return replace(arrays, **given, account=tuple(account))
+            given = {split: replace(part, is_padded=is_padded) for split, part in given.items()}
+            return replace(arrays, **given, is_padded=is_padded, account=tuple(account))
     except UserError:
         raise
     except Exception as error:  # a damaged file: readers raise errors of many kinds
         text = " ".join(str(error).split())
         raise UserError(f"{where}: expected a readable file, got {type(error).__name__}: {text}") from None
+
+
+def _without_lengths(pair: Pair, *, where: str) -> Pair:
+    """Return padded signals [N, T] or [N, C, T], with their mask, and targets. Raises UserError for other lengths."""
+    inputs, targets, *rest = pair
+    lengths = rest[0] if rest else np.full(len(inputs), inputs.shape[-1])
+    fits = lengths.shape == (len(inputs),) and lengths.dtype.kind in "iu" and inputs.ndim in (2, 3)
+    if not (fits and 1 <= lengths.min() <= lengths.max() <= inputs.shape[-1]):
+        got = f"{list(lengths.shape)} of {lengths.dtype} up to {lengths.max(initial=0)} for {list(inputs.shape)}"
+        raise UserError(f"{where}: expected lengths [N] from 1 to T of signals [N, T] or [N, C, T], got {got}")
+    try:
+        return padded([each[..., :length] for each, length in zip(inputs, lengths, strict=True)]), targets
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _labelled(
@@ -130,7 +156,7 @@ def _pairs(file: Path, account: list[str], *, key: str, reading: Reading) -> dic
         return {} if reading.target or reading.header == "yes" else _ucr(file, account)
     if "idx" not in name and not file.is_dir():
         raise UserError(
-            f"{key}: expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx or image files, got {file}"
+            f"{key}: expected .csv, .parquet, .npz or idx3-ubyte, or a folder of idx, images, sounds, scans, got {file}"
         )
     labels = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
     pairs = _idx_folder(file) if file.is_dir() else {"train": (file, labels)}
@@ -139,39 +165,57 @@ def _pairs(file: Path, account: list[str], *, key: str, reading: Reading) -> dic
     return {split: (_idx(images, key=key), _idx(labels, key=key)) for split, (images, labels) in pairs.items()}
 
 
-def _read_images(
+def _read_folder(
     folder: Path, account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
 ) -> LabelledArrays:
-    """Return the images of class folders, or those with a mask, by split; with `train` all are test images.
+    """Return the files of class folders, or images with a mask, by split; with `train` all are test examples.
 
     Raises:
-        UserError: no images, images of different sizes without `size`, more than fit into memory, or other classes.
+        UserError: no files, files of different sizes, rates or channels, more than fit into memory, or other classes.
     """
     where, has_classes = f"{key}: {folder}", reading.kind != "numbers"
-    files, read, has_masks = _read_all(folder, account, key=key, reading=reading, train=train)
-    if not (has_classes or has_masks):
-        raise UserError(f"{where}: expected numbers as targets, got folders of images, whose names are classes")
-    if not any(split == "train" for split, *_ in (read if has_masks else files)):
+    noun, files, left_out = example_files(folder)
+    nouns = f"{noun}s"
+    (with_mask, masks), is_image = with_masks(files, left_out), nouns == "images"
+    if masks and not is_image:
+        raise UserError(f"{where}: expected {nouns} in a folder per class, got masks; an npz file takes both")
+    files = [("train", label, name) for _, label, name in with_mask] if train else with_mask
+    read, rate = _read_all(noun, files, masks, account, left_out, where=where, reading=reading, train=train)
+    if not (has_classes or masks):
+        raise UserError(f"{where}: expected numbers as targets, got folders of {nouns}, whose names are classes")
+    if not any(split == "train" for split, *_ in (read if masks else files)):
         layout = "in a folder per class, or folders images and masks, also in train, val and test, or IDX files such as"
-        words = "and masks that can be read" if has_masks else f"{layout} {_IDX['train'][0]}"
-        raise UserError(f"{where}: expected images {words}, got none for training")
-    if len(sizes := {pixels.shape[1:]: name for *_, pixels, name in read[::-1]}) > 1:
-        got = _shown(f"{size[0]} x {size[1]} ({name})" for size, name in reversed(sizes.items()))
-        text = f"expected images of one size, got {got}; {key.rpartition('.')[0]}.size=32 resizes them"
-        raise UserError(f"{where}: {text}")
-    if has_masks:
+        words = "and masks that can be read" if masks else f"{layout} {_IDX['train'][0]}"
+        raise UserError(f"{where}: expected {nouns} {words}, got none for training")
+    channels = sorted({len(values) for *_, values, _ in read})
+    if len(channels) > 1 and not is_image:
+        names = (f"{num} ({next(name for *_, each, name in read if len(each) == num)})" for num in channels)
+        raise UserError(f"{where}: expected {nouns} of one number of channels, got {', '.join(names)}")
+    sizes = {values.shape[1:]: name for *_, values, name in read[::-1]}
+    is_padded = nouns == "sounds" and (len(sizes) > 1 if train is None else train.is_padded)
+    if len(sizes) > 1 and not is_padded:
+        got = _shown(f"{' x '.join(map(str, size))} ({name})" for size, name in reversed(sizes.items()))
+        hint = f"; {key.rpartition('.')[0]}.size=32 resizes them" if all(len(size) == 2 for size in sizes) else ""
+        raise UserError(f"{where}: expected {nouns} of one size, got {got}{hint}")
+    if nouns == "scans":
+        low, high = min(each[2].min() for each in read), max(each[2].max() for each in read)
+        words = f"values from {low:,.6g} to {high:,.6g}"
+        account.append(f"{words}; {key.rpartition('.')[0]}.normalise=channel standardises them")
+    if masks:
         targets, labels = _classes_of_masks(read, account, key=key, reading=reading, train=train)
     else:
         targets, labels = _classes_of_folders(files, read, where=where, train=train)
-    target = Target("", has_classes, class_values(labels) if has_masks else labels)
-    arrays = ArrayInputs(target, 255.0, size=reading.size, alpha=reading.alpha)
-    channels, parts = max(len(pixels) for *_, pixels, _ in read), dict[str, LabelledArrays]()
+    target = Target("", has_classes, class_values(labels) if masks else labels)
+    scale = 255.0 if is_image else None
+    arrays = ArrayInputs(target, scale, size=reading.size, alpha=reading.alpha, rate=rate)
+    layout, parts = {1: "signal", 2: "image", 3: "volume"}[read[0][2].ndim - 1], dict[str, LabelledArrays]()
     for part in {split for split, *_ in read}:
         places = [place for place, (split, *_) in enumerate(read) if split == part]
-        pixels = [read[place][2] for place in places]
-        inputs = np.stack([each.repeat(channels // len(each), 0) for each in pixels])  # grey as RGB
+        values = [read[place][2].repeat(channels[-1] // len(read[place][2]), 0) for place in places]  # grey as RGB
+        inputs = padded(values) if is_padded else np.stack(values)
         of_part = np.stack([targets[place] for place in places])
-        parts[part] = LabelledArrays(inputs, of_part, labels=labels or None, scale=arrays.scale, arrays=arrays)
+        options: Any = {"layout": None if is_image else layout, "is_padded": is_padded}
+        parts[part] = LabelledArrays(inputs, of_part, labels=labels or None, scale=scale, arrays=arrays, **options)
         if part == "train" and train is None and reading.group:
             names = groups_of_files([read[place][3] for place in places], reading.group, key=key)
             parts[part] = replace(parts[part], groups=numbered_groups(names, num=len(names), where=where))
@@ -179,51 +223,65 @@ def _read_images(
 
 
 def _read_all(
-    folder: Path, account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
-) -> tuple[Sequence[Named], list[Picture], bool]:
-    """Return the files of images, those that can be read with their class or mask, and whether they have masks.
+    noun: str,
+    files: Sequence[Named],
+    masks: Mapping[str, str],
+    account: list[str],
+    left_out: dict[str, list[str]],
+    *,
+    where: str,
+    reading: Reading,
+    train: LabelledArrays | None,
+) -> tuple[list[Read], int]:
+    """Return the files that can be read, with their class or mask, and the rate of sounds.
 
     The account gets those that were changed and left out.
 
     Raises:
-        UserError: more images than fit into memory, or an unknown colour.
+        UserError: more than fit into memory, sounds of several rates, or an unknown colour.
     """
-    group, changes, read = key.rpartition(".")[0], Counter[str](), list[Picture]()
-    files, left_out = image_files(folder)
-    files, masks = with_masks(files, left_out)
-    files = [("train", label, name) for _, label, name in files] if train else files
+    key, _, folder = where.partition(": ")
+    group, about, rates, read = key.rpartition(".")[0], Counter[str](), dict[int, list[str]](), list[Read]()
     channels = train.inputs.shape[1] if train is not None and train.arrays is not None else 0
     options: Any = {"size": reading.size, "alpha": reading.alpha}
     for split, label, name in files:
+        path = Path(folder, name)
         try:
-            pixels, made = read_picture(folder / name, channels=channels, **options)
+            values, made, rate = read_example(path, channels=channels, **options)
             if masks and reading.kind == "numbers":
-                label = read_picture(folder / masks[name], **options)[0]
+                label = read_example(Path(folder, masks[name]), **options).values
             elif masks:
-                label = read_mask(folder / masks[name], image=folder / name, size=reading.size)
+                label = read_mask(Path(folder, masks[name]), image=path, size=reading.size)
         except UserError as error:
             raise UserError(f"{group}.{error}") from None
-        except Exception as error:  # pillow raises errors of many kinds
+        except Exception as error:  # libraries raise errors of many kinds
             text = " ".join(str(error).split()).partition(" '")[0]  # without the path
             left_out.setdefault("damaged", []).append(f"{name}: {type(error).__name__} {text}".strip())
             continue
-        needed = _VALUE_BYTES * len(files) * (pixels.size + bool(masks) * pixels[0].size)
+        needed = _VALUE_BYTES * len(files) * (values.size + bool(masks) * values[0].size)
         if not read and needed > psutil.virtual_memory().available:
-            got = f"{len(files):,} of {pixels.shape[1]} x {pixels.shape[2]} ({needed / 1e9:.0f} GB)"
-            text = f"expected images that fit into memory, got {got}; {group}.size=64 resizes them"
-            raise UserError(f"{key}: {folder}: {text}")
-        changes.update(made)
-        read.append((split, label, pixels, name))
+            got = f"{len(files):,} of {' x '.join(map(str, values.shape[1:]))} ({needed / 1e9:.0f} GB)"
+            hint = f"; {group}.size=64 resizes them" * (values.ndim == 3)
+            raise UserError(f"{where}: expected {noun}s that fit into memory, got {got}{hint}")
+        about.update(made)
+        rates.setdefault(rate, []).append(name)
+        read.append((split, label, values, name))
     counts = [Counter(each[column] for each in read).items() for column in range(1 if masks else 2)]  # split, class
-    words = "".join(f"; {number:,} {change}" for change, number in changes.items()) + "; left out: "
+    words = "".join(f"; {number:,} {change}" for change, number in about.most_common(_MAX_ABOUT))
+    words += f"; {len(about) - _MAX_ABOUT:,} more remarks" * (len(about) > _MAX_ABOUT) + "; left out: "
     words += ", ".join(f"{len(names):,} {reason} ({_shown(names)})" for reason, names in left_out.items()) or "none"
-    about = "; ".join(_shown(f"{name}: {number:,}" for name, number in each) for each in counts if each) or "none"
-    account.append(f"{counted(len(read), 'image')}{' with a mask' * bool(masks)} read ({about}){words}")
-    return files, read, bool(masks)
+    shares = "; ".join(_shown(f"{name}: {number:,}" for name, number in each) for each in counts if each) or "none"
+    account.append(f"{counted(len(read), noun)}{' with a mask' * bool(masks)} read ({shares}){words}")
+    if train is not None and train.arrays is not None and rates.keys() - {train.arrays.rate}:
+        rates.setdefault(train.arrays.rate, [])
+    if len(rates) > 1:
+        got = ", ".join(f"{rate:,} Hz: {len(names):,} ({_shown(names[:1])})" for rate, names in sorted(rates.items()))
+        raise UserError(f"{where}: expected sounds at one rate, got {got}; resample them, nothing is resampled here")
+    return read, next(iter(rates), 0)
 
 
 def _classes_of_folders(
-    files: Sequence[Named], read: Sequence[Picture], *, where: str, train: LabelledArrays | None
+    files: Sequence[Named], read: Sequence[Read], *, where: str, train: LabelledArrays | None
 ) -> tuple[Sequence[Any], tuple[str, ...]]:
     """Return the class of each image, and the classes of the training images.
 
@@ -242,7 +300,7 @@ def _classes_of_folders(
 
 
 def _classes_of_masks(
-    read: Sequence[Picture], account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
+    read: Sequence[Read], account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
 ) -> tuple[Sequence[Any], tuple[str, ...]]:
     """Return the classes [H, W] of the pixels of each mask, and the training classes; of numbers, no classes.
 
@@ -293,7 +351,7 @@ def _npz(path: Path, account: list[str], *, key: str) -> dict[str, Pair]:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         names = {name.lower(): name for name in arrays.files}
         pairs = {
-            split: tuple(map(form.format, pair))
+            split: tuple(form.format(each) for each in (*pair, *_LENGTHS) if form.format(each) in names)
             for pair in _NPZ_PAIRS[::-1]
             for form, split in (("{}", "train"), *forms[::-1])
             if names.keys() >= set(map(form.format, pair))

@@ -28,7 +28,8 @@ class LabelledArrays:
     targets: np.ndarray  # [N] integers: classes; floats: numbers
     test: LabelledArrays | None = None
     validation: LabelledArrays | None = field(default=None, kw_only=True)
-    arrays: ArrayInputs | None = field(default=None, kw_only=True)  # of images from files
+    arrays: ArrayInputs | None = field(default=None, kw_only=True)  # of files of a folder
+    is_padded: bool = field(default=False, kw_only=True)  # signals of several lengths, with their mask, see `padded`
     columns: tuple[str, ...] = ()  # names of the inputs of a CSV file
     target: str = ""  # name of the target of a table, or names of several with commas
     labels: tuple[str, ...] | None = None  # texts of classes, by class number; None: the data numbers them

@@ -1,16 +1,22 @@
-"""Image files: of a folder by split and class or mask, and one as an array, by pillow (extra [images])."""
+"""Images, sounds and scans: the files of a folder by split and class or mask, and each as an array [C, ...].
+
+C: channels, T: samples, D, H, W: depth, height, width.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import warnings
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
@@ -24,7 +30,6 @@ SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
 }
 _SPLIT_FOLDER = re.compile(rf"(?:.*[_ -])?({'|'.join(SPLITS)})(?:[_ -]?(?:set|data|images))?")
-_OTHER = "without the ending of an image"
 _HIDDEN = {"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN"}  # folders of other programs; those with a dot are, too
 # Folders of images and of masks, in lower case, and what their files may have at the end of their names.
 _IMAGES = {"images", "image", "imgs", "img", "jpegimages", "inputs"}
@@ -40,33 +45,58 @@ _DEEP = 65535.0  # largest value of 16 bits
 _PROPORTIONS = 0.02  # largest difference of width / height of an image and its mask that are resized
 
 
-def image_files(folder: Path) -> tuple[list[tuple[str, str, str]], dict[str, list[str]]]:
-    """Return split, class and name of the image files below a folder, and the names of others by reason.
+class Example(NamedTuple):
+    """A file as numbers."""
 
-    A class is a folder, in folders of splits or around them; without such folders, all are training images.
+    values: np.ndarray  # [C, H, W], [C, T] or [C, D, H, W] float32
+    about: Sequence[str] = ()  # what was changed, and units, each counted in the account
+    rate: int = 0  # samples per second of a sound
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Files that one library reads."""
+
+    noun: str
+    endings: tuple[str, ...]  # in lower case
+    read: Callable[..., Example]  # of a path, see `read_example`
+    package: str
+    extra: str  # of gflownet, with the package
+
+    def check_package(self) -> None:
+        """Raise UserError where the package is missing."""
+        if find_spec(self.package) is None:
+            name = {"PIL": "pillow"}.get(self.package, self.package)
+            raise UserError(f"expected the package {name}, got none: pip install 'gflownet[{self.extra}]'")
+
+
+def example_files(folder: Path) -> tuple[str, list[tuple[str, str, str]], dict[str, list[str]]]:
+    """Return the noun of most files below a folder, their splits, classes and names, and others by reason.
+
+    A class is a folder, in folders of splits or around them; without such folders, all are training examples.
 
     Raises:
-        UserError: pillow is missing.
+        UserError: the package that reads them is missing.
     """
-    try:
-        from PIL import Image
-    except ModuleNotFoundError:
-        raise UserError("expected the package pillow, got none: pip install 'gflownet[images]'") from None
-    formats = Image.registered_extensions()
-    endings = {ending for ending, name in formats.items() if name in Image.OPEN or name == "MPO"}  # read as JPEG
-    left_out, seen = defaultdict[str, list[str]](list), {folder.resolve()}
-    folders, images = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    left_out, seen = defaultdict[str, list[str]](list, {"hidden": [], "linked twice": []}), {folder.resolve()}
+    folders, found = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for top, below, names in os.walk(folder, followlinks=True):
         place, parts = Path(top), Path(top).relative_to(folder).parts
         loops = {each for each in below if (place / each).resolve() in seen}
         hidden = {each for each in (*below, *names) if each.startswith(".") or each in _HIDDEN}
-        others = {each for each in names if Path(each).suffix.lower() not in endings} - hidden
         below[:] = sorted({*below} - hidden - loops)
         seen |= {(place / each).resolve() for each in below}
         folders += [(*parts, each) for each in below]
-        images += [(*parts, each) for each in names if each not in hidden | others]
-        for reason, found in {"hidden": hidden, "linked twice": loops - hidden, _OTHER: others}.items():
-            left_out[reason] += ["/".join((*parts, each)) for each in sorted(found)]
+        found += [(*parts, each) for each in sorted(names) if each not in hidden]
+        for reason, those in {"hidden": hidden, "linked twice": loops - hidden}.items():
+            left_out[reason] += ["/".join((*parts, each)) for each in sorted(those)]
+    nouns = [kind.noun if (kind := kind_of(name)) else "" for *_, name in found]
+    noun = max(Counter(filter(None, nouns)).items(), key=lambda each: each[1], default=("image", 0))[0]
+    images = [each for each, of_file in zip(found, nouns, strict=True) if of_file == noun]
+    for kind in {kind for *_, name in images if (kind := kind_of(name))}:
+        kind.check_package()
+    ending = f"without the ending of {'an' if noun == 'image' else 'a'} {noun}"
+    left_out[ending] += ["/".join(each) for each, of_file in zip(found, nouns, strict=True) if of_file != noun]
     outer, inner = ([len(each) > 2 and bool(_split_of(each[level])) for each in images] for level in (0, 1))
     level = 0 if any(outer) else 1 if images and all(inner) else None
     files = []
@@ -81,8 +111,9 @@ def image_files(folder: Path) -> tuple[list[tuple[str, str, str]], dict[str, lis
             files.append((split, normalize("NFC", parts[level == 0]), name))
             seen.add(path)
     used, depth = {parts[:depth] for parts in images for depth in (1, 2)}, 2 if level == 0 else 1
-    left_out["without images"] += ["/".join(parts) for parts in folders if len(parts) == depth and parts not in used]
-    return files, {reason: names for reason, names in left_out.items() if names}
+    empty = [parts for parts in folders if len(parts) == depth and parts not in used]
+    left_out[f"without {noun}s"] += map("/".join, empty)
+    return noun, files, {reason: names for reason, names in left_out.items() if names}
 
 
 def with_masks(
@@ -166,10 +197,29 @@ def _split_of(folder: str) -> str:
     return SPLITS[match[1]] if match else ""
 
 
-def read_picture(
-    source: Any, *, size: int = 0, alpha: str = "white", channels: int = 0
-) -> tuple[np.ndarray, Sequence[str]]:
-    """Return an image [C, H, W], upright, float32 from 0 to 1, and what was changed, in words.
+def read_example(source: Any, **options: Any) -> Example:
+    """Return a file, by its ending, or an image of pillow as an array.
+
+    Args:
+        source: a path, or an image of pillow.
+        options: `size`, `alpha` and `channels` of images, see `read_picture`; `size` of scans of one slice.
+
+    Raises:
+        UserError: an unknown colour, a size of something else, or a missing package.
+        Exception: of many types, for a damaged file.
+    """
+    kind = (kind_of(str(source)) if isinstance(source, str | PathLike) else None) or kinds()[0]
+    kind.check_package()
+    example = kind.read(source, **options)
+    if options.get("size") and example.values.ndim != 3:
+        raise UserError(f"size: expected 0 for what is no image, got {options['size']}")
+    if not np.isfinite(example.values).all():
+        raise ValueError("expected finite numbers, got nan or inf")
+    return example
+
+
+def read_picture(source: Any, *, size: int = 0, alpha: str = "white", channels: int = 0) -> Example:
+    """Return an image [C, H, W], upright, float32 from 0 to 1.
 
     Args:
         source: a path, or an image of pillow.
@@ -212,4 +262,92 @@ def read_picture(
             raise ValueError(f"expected values from 0 to {top:g}, got {low:g} to {high:g}; an npz file takes them")
         pixels = np.asarray(image.resize((size, size)) if size else image, dtype=np.float32) / np.float32(top)
     pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels.clip(0, 1)[None].repeat(min(channels, 3), 0)
-    return (pixels if len(pixels) == channels else np.concatenate([pixels, np.ones_like(pixels[:1])])), changes
+    if len(pixels) < channels:
+        pixels = np.concatenate([pixels, np.ones_like(pixels[:1])])
+    return Example(pixels, changes)
+
+
+def _read_sound(source: Any, **_: Any) -> Example:
+    """Return a sound [C, T], float32 from -1 to 1."""
+    import soundfile  # pyright: ignore[reportMissingImports]
+
+    with soundfile.SoundFile(source) as sound:
+        values = np.ascontiguousarray(sound.read(dtype="float32", always_2d=True).T)
+        about = [f"at {sound.samplerate:,} Hz", f"as {sound.subtype}"]
+        about += ["cut short, by the length in their headers"] if "should be" in sound.extra_info else []
+        if not values.size:
+            raise ValueError("expected samples, got none")
+        return Example(values, about, sound.samplerate)
+
+
+def _read_nifti(source: Any, *, size: int = 0, **_: Any) -> Example:
+    """Return a volume [C, D, H, W] of a NIfTI file, or its one slice [C, H, W], in its units.
+
+    W runs from left to right, H from the back to the front, D from below to above (the closest canonical orientation).
+    """
+    import nibabel  # pyright: ignore[reportMissingImports]
+
+    scan: Any = nibabel.as_closest_canonical(nibabel.load(source))
+    values = scan.get_fdata(dtype=np.float32)  # [W, H], [W, H, D] or [W, H, D, ..., C]
+    values = values.reshape(*(*values.shape, 1, 1)[:3], -1).transpose()
+    sizes = " x ".join(f"{each:g}" for each in scan.header.get_zooms()[2::-1])
+    return _of_scan(values, [f"with voxels of {sizes} mm"], size=size)
+
+
+def _read_dicom(source: Any, *, size: int = 0, **_: Any) -> Example:
+    """Return an image [C, H, W] of a DICOM file, or its frames [C, D, H, W]; grey values in the units of the file."""
+    from pydicom import dcmread  # pyright: ignore[reportMissingImports]
+    from pydicom.pixels.processing import apply_color_lut, apply_modality_lut  # pyright: ignore[reportMissingImports]
+
+    scan = dcmread(source)
+    values, colours, about = scan.pixel_array, str(scan.PhotometricInterpretation), list[str]()
+    if "PixelSpacing" in scan:
+        about.append(f"with pixels of {' x '.join(f'{float(each):g}' for each in scan.PixelSpacing)} mm")
+    if colours == "PALETTE COLOR":
+        values = apply_color_lut(values, scan)
+    if values.ndim == 4 or scan.SamplesPerPixel > 1 or colours == "PALETTE COLOR":
+        values = np.moveaxis(values / np.float32(np.iinfo(values.dtype).max), -1, 0)
+        return _of_scan(values if values.ndim == 4 else values[:, None], [*about, "in colour"], size=size)
+    scale, offset = scan.get("RescaleSlope", 1), scan.get("RescaleIntercept", 0)
+    is_scaled = "ModalityLUTSequence" in scan or (scale, offset) != (1, 0)
+    units = scan.get("RescaleType") or ("HU" if scan.get("Modality") == "CT" else "units of its RescaleSlope")
+    about.append(f"in {units}" if is_scaled else "as stored, without a unit")
+    if colours == "MONOCHROME1" and not is_scaled:  # 0 is white
+        values = (-1 if scan.PixelRepresentation else 2**scan.BitsStored - 1) - values.astype(np.int64)
+        about.append("inverted (MONOCHROME1)")
+    values = apply_modality_lut(values, scan).astype(np.float32)
+    return _of_scan(values.reshape(1, -1, *values.shape[-2:]), about, size=size)
+
+
+def _of_scan(values: np.ndarray, about: Sequence[str], *, size: int) -> Example:
+    """Return a volume [C, D, H, W]; of one slice [C, H, W], with `size` resized."""
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    values = values[:, 0] if values.shape[1] == 1 else values
+    if size and values.ndim == 3:
+        from PIL import Image
+
+        values = np.stack([np.asarray(Image.fromarray(each).resize((size, size))) for each in values])
+    return Example(values, about)
+
+
+def kind_of(name: str) -> Kind | None:
+    """Return the kind of a file by its ending."""
+    return next((kind for kind in kinds() if name.lower().endswith(kind.endings)), None)
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    """The kinds of files, images first."""
+    endings = (".png", ".jpg", ".jpeg")
+    if find_spec("PIL") is not None:
+        from PIL import Image
+
+        formats = Image.registered_extensions()
+        endings = tuple(ending for ending, name in formats.items() if name in Image.OPEN or name == "MPO")  # as JPEG
+    sounds = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".au")
+    return (
+        Kind("image", endings, read_picture, "PIL", "images"),
+        Kind("sound", sounds, _read_sound, "soundfile", "audio"),
+        Kind("scan", (".nii", ".nii.gz"), _read_nifti, "nibabel", "medical"),
+        Kind("scan", (".dcm", ".dicom"), _read_dicom, "pydicom", "medical"),
+    )
