@@ -23,7 +23,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import StateSlot, TypedGraph, TypedNode
 from gflownet.operations import layers
 from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, outside_value, slot_name, variable
-from gflownet.operations.sequences import gru_sequence, lstm_sequence, project, rhn_sequence, scaled_matrices
+from gflownet.operations.sequences import add_parameters, gru_sequence, lstm_sequence, project, scaled_matrices
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import DTYPES, activation, aggregation
 from gflownet.training.steps import evaluating
@@ -31,7 +31,6 @@ from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.cache import CACHE
 from gflownet.translation.code import ClassWriter, has_own_build, own_build_name, shape_text
 from gflownet.translation.copies import concat_copies, pad_copies
-from gflownet.translation.initial import add_parameters
 from gflownet.translation.planning import TranslationConfig, checked
 from gflownet.translation.table_columns import TableColumns
 
@@ -39,7 +38,7 @@ from gflownet.translation.table_columns import TableColumns
 MIN_STACKED = 8
 # Layers and functions of generated code besides those of torch.
 _NAMES: dict[str, Any] = {name: value for name, value in vars(layers).items() if isinstance(value, type)}
-_NAMES |= {each.__name__: each for each in (gru_sequence, lstm_sequence, rhn_sequence, add_parameters)}
+_NAMES |= {each.__name__: each for each in (gru_sequence, lstm_sequence, add_parameters)}
 _NAMES |= {each.__name__: each for each in (project, scaled_matrices, pad_copies, concat_copies)}
 
 
