@@ -73,7 +73,6 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
             "operations",
             "workers",
             "graphs",
-            "envs",
         }
     },
     {"config": None},

@@ -174,3 +174,18 @@ class CarriedConvolution(nn.Module):
         """Return [R, T, W] for x [R, T, W] after the inputs before [R, W, reach], and the next state."""
         window = torch.cat((before, x.mT), 2)
         return self.convolution(window).mT, window[:, :, x.shape[1] :]
+
+
+def pad_copies(num_copies: int, value: Tensor, missing: int) -> Tensor:
+    """Return K copies side by side, [B, K C, ...], with zeros for the missing channels of each copy."""
+    return F.pad(_by_copy(num_copies, value), (0, missing)).flatten(-2).movedim(-1, 1)
+
+
+def concat_copies(num_copies: int, *values: Tensor) -> Tensor:
+    """Return the channels of several values [B, K C, ...], those of each copy next to each other."""
+    return torch.cat([_by_copy(num_copies, each) for each in values], -1).flatten(-2).movedim(-1, 1)
+
+
+def _by_copy(num_copies: int, value: Tensor) -> Tensor:
+    """Return a value as [B, ..., K, C]."""
+    return value.movedim(1, -1).unflatten(-1, (num_copies, -1))

@@ -88,7 +88,7 @@ class EnvironmentContract(Contract):
             expect(False, f"{violation.check.value}, {times}, first {violation.example}")
 
     def check_terminal_object_survives_json(self) -> None:
-        """The restored states have the identity, canonical keys and number of backward actions of the originals.
+        """The restored states have the identity, keys, numbers and number of backward actions of the originals.
 
         For environments that define `describe`, without which no object is read.
         """
@@ -101,6 +101,10 @@ class EnvironmentContract(Contract):
         place = "expected states_of to restore the states of terminal objects from JSON"
         expect(self.keys(restored) == self.keys(states), f"{place}, got other ones")
         expect(torch.equal(env.identify(restored), env.identify(states)), f"{place}, got another code of identify")
+        for (name, _, before), (_, _, after) in zip(env.numbers(states), env.numbers(restored), strict=True):
+            expect(before.shape == (len(states),), f"expected a value of {name!r} in `numbers` for each state")
+            same = torch.allclose(before.double(), after.double(), equal_nan=True)
+            expect(same, f"expected equal {name!r} in `numbers` of isomorphic states")
         for kind, mask in env.backward_masks(states).masks.items():
             other = env.backward_masks(restored).masks[kind]
             expect(

@@ -18,8 +18,7 @@ from gflownet.operations.neuron_code import PLAIN, identifier, outside_name, out
 from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
-from gflownet.translation.code import ClassWriter, has_own_build, shape_text
-from gflownet.translation.model import class_name, memory_format_lines, slots_of, step_lines
+from gflownet.translation.code import ClassWriter, class_name, has_own_build, shape_text
 from gflownet.translation.planning import checked
 
 _USED_NAMES = ("torch", "F", "nn", "Tensor", "super", "tuple", "tensor")
@@ -165,11 +164,11 @@ def _class_source(
 
 def _forward_methods(plan: TypedGraph, writer: ClassWriter, dtype: str | None) -> list[str]:
     shapes = " and ".join(shape_text(shape) for _, shape in plan.outputs)
-    body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
+    body = writer.body_lines()
     arguments = ", ".join(writer.arguments())
     if not plan.slots:
         return [_method(f"forward(self, {arguments})", [f'"""Return {shapes}."""', *body, "return y"])]
-    name, lines = "forward" if plan.name else "step", [f"{slots_of(plan)} = state", *body, "return y, state"]
+    name, lines = "forward" if plan.name else "step", [*body, "return y, state"]
     method = _method(f"{name}(self, {arguments}, state)", [f'"""Return {shapes} and the new state."""', *lines])
     if plan.name:
         return [method]
