@@ -71,7 +71,7 @@ class ClassWriter:
         return [*self._computed_lines(), f"state = {group(state)}"] if state else self._computed_lines()
 
     def body_lines(self) -> list[str]:
-        """The statements of a time step from the arguments and `state`, with the memory format and autocast of a plan."""
+        """The statements of a time step from the arguments and `state`, with memory format and autocast of a plan."""
         plan, arguments, lines = self.plan, self.arguments(), self.step_lines()
         layouts = zip(arguments, (shape.layout for _, _, shape in plan.inputs), strict=False)
         images = [name for name, layout in layouts if plan.channels_last and layout is Layout.IMAGE]
