@@ -22,7 +22,7 @@ from gflownet.operations import layers, sequences
 from gflownet.operations.neuron_code import FAST, Dialect, outside_name, outside_value
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import activation, aggregation
-from gflownet.translation.code import ClassWriter, class_name, has_own_build, own_build_name
+from gflownet.translation.code import ClassWriter, class_name, has_own_build, method_text, own_build_name
 
 # Matrices of one size that are scaled together: with fewer, products one by one are as fast.
 MIN_STACKED = 8
@@ -167,9 +167,7 @@ class _FastWriter(ClassWriter):
             unpacked = ["batch, length = x.shape[:2]", "x = x.transpose(0, 1).flatten(0, 1)", *self.unpacked()]
             returned = "return y.unflatten(0, (length, batch)).transpose(0, 1), state"
             functions["steps(self, x, state)"] = [*access, *unpacked, *self.sequence_lines(), returned]
-        return "\n".join(
-            f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines) for signature, lines in functions.items()
-        )
+        return "\n".join(method_text(signature, lines) for signature, lines in functions.items())
 
     def _checks(self) -> Iterator[str]:
         yield 'dtype = self._buffers["reference"].dtype'

@@ -378,3 +378,8 @@ def _last_state(slot: StateSlot) -> str:
 def shape_text(shape: Shape) -> str:
     """The sizes of a shape with the batch, for messages: [B, 3, 8, 8]."""
     return f"[{', '.join(['B', *map(str, shape.sizes)])}]"
+
+
+def method_text(signature: str, lines: Sequence[str], indent: str = "") -> str:
+    """The source of a function."""
+    return f"{indent}def {signature}:\n" + "".join(f"{indent}    {line}\n" for line in lines)

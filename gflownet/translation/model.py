@@ -13,7 +13,6 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import TypedGraph
 from gflownet.operations.neuron_code import FAST, Dialect
 from gflownet.operations.tensor_shape import Layout
-from gflownet.operations.vocabulary import DTYPES
 from gflownet.training.steps import evaluating
 from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.classes import CACHE, generated_class
@@ -265,7 +264,7 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
     """Return the dtype of the parameters, torch.float32 for None. Raises ValueError for one that is not floating."""
     if dtype is None:
         return torch.float32
-    if isinstance(dtype, str) and dtype in DTYPES:
+    if isinstance(dtype, str):  # checked before
         return getattr(torch, dtype)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype: expected a floating torch dtype, got {dtype!r}")
