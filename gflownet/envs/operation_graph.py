@@ -41,8 +41,7 @@ from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import SIZES, Rule, Rules
-from gflownet.mdp.numbers import Numbers
-from gflownet.mdp.states import NO_EDGE, NO_LIMIT, UNSET, GraphStates, LabelledGraphs
+from gflownet.mdp.states import NO_EDGE, NO_LIMIT, UNSET, GraphStates, LabelledGraphs, Numbers
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.values import thawed

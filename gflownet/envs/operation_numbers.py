@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gflownet.envs.operation_choices import OperationChoices, Prefix
 from gflownet.envs.operation_tables import OperationTables
-from gflownet.mdp.numbers import Group, Numbers, summaries
+from gflownet.mdp.states import Group, Numbers, summaries
 
 
 class ShapeNumbers:

@@ -22,8 +22,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import GraphDescription, position_of
 from gflownet.mdp.environment import SIZES, Environment, Rule, Rules
 from gflownet.mdp.isomorphism import CanonicalForms, combine_codes
-from gflownet.mdp.numbers import Group, Numbers, ordered
-from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
+from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary, Group, Numbers, ordered
 
 _MAX_STATES = 8_192  # that are listed; the number of assignments is at most this
 Caps = tuple[int | None, int | None]  # of `SIZES`; None: no cap

@@ -32,8 +32,17 @@ from gflownet.mdp.action import (
 from gflownet.mdp.categorical import refuse_invalid
 from gflownet.mdp.description import GraphDescription, decode_action, described_states, encode_action
 from gflownet.mdp.isomorphism import CanonicalForms, StateIdentifier, canonical_forms
-from gflownet.mdp.numbers import Numbers, setting_numbers
-from gflownet.mdp.states import ABSENT, NO_LIMIT, UNSET, GraphStates, GraphVocabulary, LabelledGraphs, labelled_graphs
+from gflownet.mdp.states import (
+    ABSENT,
+    NO_LIMIT,
+    UNSET,
+    GraphStates,
+    GraphVocabulary,
+    LabelledGraphs,
+    Numbers,
+    labelled_graphs,
+    setting_numbers,
+)
 from gflownet.mdp.stepping import GraphEditor
 
 SIZES = ("parameters", "multiply_adds")  # metrics that the environments of networks may cap

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from gflownet.data.sampler import uniform_states
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.numbers import Group, Numbers, nodes_at_ends
-from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, LabelledGraphs
+from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, Group, LabelledGraphs, Numbers, nodes_at_ends
 from gflownet.workers.process import stream_seed
 
 _NUM_REFERENCES = 256  # random architectures: they determine means, deviations and the labels that are counted

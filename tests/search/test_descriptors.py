@@ -6,8 +6,7 @@ import torch
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.graphs.typed import graph_cost
-from gflownet.mdp.numbers import ordered
-from gflownet.mdp.states import NO_EDGE, LabelledGraphs
+from gflownet.mdp.states import NO_EDGE, LabelledGraphs, ordered
 from gflownet.search.descriptors import Descriptors, path_numbers
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
 from tests.search.terminal_states import random_terminal_states
