@@ -144,6 +144,15 @@ class BuiltIn:
     summary: str  # one phrase for --help and the docs
 
 
+# Rows of packages above the package of their extension point, which names no class above it.
+HIGHER_ROWS: Mapping[str, Mapping[str, BuiltIn]] = {
+    "activation": {"rhn": BuiltIn("gflownet.rhn.operation:RHNActivation", "layer of a Recurrent Hyper Network")},
+    "operation": {"rhn": BuiltIn("gflownet.rhn.operation:RHN", "layer of a Recurrent Hyper Network over a sequence")},
+}
+# Homes of classes that moved, by the names in graphs of earlier commits.
+_MOVED = {"gflownet.translation.cell_network:CausalConvolution": "gflownet.operations.recurrent:CausalConvolution"}
+
+
 @dataclass(frozen=True, eq=False)
 class ExtensionPoint:
     """A kind of pluggable class and its built-in ones. Iterates over their names."""
@@ -179,7 +188,7 @@ class ExtensionPoint:
         return installed_classes(self.group) if self.group else {}
 
     def home(self, name: str) -> str:
-        """Return module:Class of a built-in class or of an entry point; another name unchanged. Imports nothing.
+        """Return module:Class of a built-in or moved class, or of an entry point; else `name`. Imports nothing.
 
         Raises:
             UserError: several packages have this entry point, or its value is not module:Class.
@@ -187,7 +196,7 @@ class ExtensionPoint:
         if name in self.built_in:
             return self.built_in[name].home
         if is_module_class(name) or name not in (installed := self.installed):
-            return name
+            return _MOVED.get(name, name)
         offers = installed[name]
         if len({offer.home for offer in offers}) > 1:
             packages = " and ".join(offer.package for offer in offers)

@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 from gflownet.envs.skeleton import read_steps
 from gflownet.errors import UserError
+from gflownet.rhn.cell_network import CellConfig, CellNetwork, largest_cell
 from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.layers import RMSNorm, embedding_table
 from gflownet.rhn.network import RHN, RecurrentStack, fit_parameters
-from gflownet.translation.cell_network import CellConfig, CellNetwork, largest_cell
 from tasks.language import block_graph
 
 HEADS = 4

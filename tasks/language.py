@@ -34,11 +34,7 @@ from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import short_name
 from gflownet.options import AT_LEAST_ONE, POSITIVE, Interval, option
-from gflownet.rhn.checkpoint import description_of
-from gflownet.rhn.config import StackConfig, read_stack, stack_words
-from gflownet.rhn.network import RecurrentNetwork, RecurrentStack, fit_parameters, num_parameters
-from gflownet.training.random_states import seeded
-from gflownet.translation.cell_network import (
+from gflownet.rhn.cell_network import (
     CHECKED_LENGTH,
     CellConfig,
     CellNetwork,
@@ -47,6 +43,10 @@ from gflownet.translation.cell_network import (
     largest_cell,
     num_cell_parameters,
 )
+from gflownet.rhn.checkpoint import description_of
+from gflownet.rhn.config import StackConfig, read_stack, stack_words
+from gflownet.rhn.network import RecurrentNetwork, RecurrentStack, fit_parameters, num_parameters
+from gflownet.training.random_states import seeded
 
 ENVIRONMENTS = ("recurrent_stack", "computation_graph", "choices")
 Candidate = Assignment | ComputationGraph  # a stack or blocks, or a cell

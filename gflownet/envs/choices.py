@@ -125,6 +125,9 @@ class ChoicesEnv(SlotEnv):
         """Return the smallest costs within the caps."""
         return tuple(self._costs.amin(0).tolist()) if self.limited else ()
 
+    def offered(self, place: int) -> tuple[Sequence[int], Sequence[Any]]:
+        return [*self._value_at[place]], [*self._value_at[place].values()]
+
     def terminal(self, states: GraphStates, index: int) -> Assignment:
         positions = states.node_attr[index, :, 0].tolist()
         values = zip(self.vocabulary.node_types, self._value_at, positions, strict=True)

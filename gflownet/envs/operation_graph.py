@@ -19,6 +19,7 @@ from torch import Tensor
 from gflownet.envs.computation_graph import FORWARD, NetworkEnv, StateFacts
 from gflownet.envs.config import EnvConfig, OperationGraphConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices
+from gflownet.envs.operation_numbers import ShapeNumbers
 from gflownet.envs.operation_ports import EdgePorts, PortMasks, port_sets
 from gflownet.envs.operation_sharing import MODULE, SHARES, Sharing, with_shared
 from gflownet.envs.operation_tables import (
@@ -40,7 +41,7 @@ from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import SIZES, Rule, Rules
-from gflownet.mdp.states import NO_EDGE, NO_LIMIT, UNSET, GraphStates, LabelledGraphs
+from gflownet.mdp.states import NO_EDGE, NO_LIMIT, UNSET, GraphStates, LabelledGraphs, Numbers
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.values import thawed
@@ -165,6 +166,28 @@ class OperationGraphEnv(NetworkEnv):
             expected = f"expected an operation that leads from {self.input_shapes[0]} to the output"
             raise ValueError(f"{self.key}.operations: {expected}{self._limits}, got none")
         return tuple(totals[:, fits].amin(1)[: len(self.vocabulary.caps)].tolist())
+
+    def numbers(self, states: GraphStates) -> Numbers:
+        facts = self.facts(self._ends_first(states))
+        return [*super().numbers(states), *self._shape_numbers(facts, self.num_inputs)]
+
+    @cached_property
+    def _shape_numbers(self) -> ShapeNumbers:
+        return ShapeNumbers(self.tables, self.choices)
+
+    def _ends_first(self, states: GraphStates) -> GraphStates:
+        """Return types, attributes and edges of states with inputs and output at their places, as in `facts`."""
+        kind = torch.where(states.exists, states.node_type.clamp(max=self.num_ends), self.num_ends + 1)
+        order = kind.argsort(dim=1, stable=True)
+        graph = torch.arange(len(states))[:, None]
+        pairs = graph[:, :, None], order[:, :, None], order[:, None, :]
+        return replace(
+            states,
+            node_type=states.node_type[graph, order],
+            node_attr=states.node_attr[graph, order],
+            edge_type=states.edge_type[pairs],
+            edge_attr=states.edge_attr[pairs],
+        )
 
     def remarks(self) -> Sequence[str]:
         """Return a line that names the operations that no network of this space has."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import GraphDescription, position_of
 from gflownet.mdp.environment import SIZES, Environment, Rule, Rules
 from gflownet.mdp.isomorphism import CanonicalForms, combine_codes
-from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
+from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary, Group, Numbers, ordered
 
 _MAX_STATES = 8_192  # that are listed; the number of assignments is at most this
 Caps = tuple[int | None, int | None]  # of `SIZES`; None: no cap
@@ -88,6 +89,28 @@ class SlotEnv(Environment):
     def position(self, value: int | float | str | bool) -> int:
         """Return the position of a shown value in the vocabulary."""
         return position_of(self.values, value, "value")
+
+    def numbers(self, states: GraphStates) -> Numbers:
+        """Return the rank of the value of each place with numbers, and which value each other place has."""
+        columns: Numbers = []
+        for place, name in enumerate(self.vocabulary.node_types):
+            index = states.node_attr[:, place, 0].long()
+            positions, values = self.offered(place)
+            numbers = ordered(values)
+            if numbers is None:
+                columns += [
+                    (f"{name} is {v}", Group.PLACES, index == at) for at, v in zip(positions, values, strict=True)
+                ]
+                continue
+            rank = torch.full((len(self.values) + 1,), torch.nan, dtype=torch.float64)  # the last one: no value
+            rank[torch.tensor(positions)] = numbers.argsort().argsort().double()
+            columns.append((name, Group.SETTINGS, rank[index]))
+            columns.append((f"{name} exists", Group.PLACES, index != UNSET))
+        return columns
+
+    def offered(self, place: int) -> tuple[Sequence[int], Sequence[Any]]:
+        """Return the values that a place may have, and their positions in the vocabulary."""
+        return range(len(self.values)), self.values
 
     def filled(self, states: GraphStates) -> Tensor:
         """Return which places have a value, [B, N] bool."""

@@ -20,7 +20,7 @@ from gflownet.operations.operation import Operation, complete_settings, is_port,
 from gflownet.operations.signatures import named_function
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import shown, thawed
-from gflownet.plugins import BuiltIn, ExtensionPoint, load_function
+from gflownet.plugins import HIGHER_ROWS, BuiltIn, ExtensionPoint, load_function
 
 _OPERATIONS, _COMPOSITES = "gflownet.operations", "gflownet.graphs.composites"
 
@@ -89,8 +89,8 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             lstm=("LSTM", "LSTM over a sequence"),
             gru=("GRU", "GRU over a sequence"),
             selective_scan=("SelectiveScan", "block of Mamba over a sequence"),
-            rhn=("RHN", "layer of a Recurrent Hyper Network over a sequence"),
         ),
+        **HIGHER_ROWS["operation"],
         **_rows(
             "elementary",
             squeeze_excitation=("SqueezeExcitation", "scale channels by gates computed from their means"),

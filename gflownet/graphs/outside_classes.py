@@ -55,7 +55,7 @@ def is_built_in(name: object) -> bool:
 
 def _home(name: object) -> str:
     """Return module:Class of an operation; any other name as it is."""
-    return OPERATIONS.home(name) if isinstance(name, str) and not is_module_class(name) else str(name)
+    return OPERATIONS.home(name) if isinstance(name, str) else str(name)
 
 
 def _names(node: Node) -> Iterator[object]:

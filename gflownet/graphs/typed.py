@@ -494,9 +494,10 @@ class TypedGraph:
 
     @cached_property
     def is_run_by_node(self) -> bool:
-        """Whether sequences are computed node by node: there are rhn nodes, and nothing is read one step late."""
-        has_rhn = self.is_dense and any(neuron.activation == "rhn" for neuron in self.live_neurons)
-        return has_rhn and not any(slot.kind == "output" for slot in self.slots)
+        """Whether sequences are computed node by node: a cell is faster so, and nothing is read one step late."""
+        neurons = self.live_neurons if self.is_dense else ()
+        has_cell = any(getattr(neuron.activation_class, "is_run_by_node", False) for neuron in neurons)
+        return has_cell and not any(slot.kind == "output" for slot in self.slots)
 
 
 def infer_shapes(graph: GraphElements) -> dict[int, TypedNode]:

@@ -17,13 +17,13 @@ from gflownet.language.config import LanguageConfig
 from gflownet.language.text import Tokens, choose_codec, encode, name_of, read_text, reproduces
 from gflownet.records.trust import checked_names
 from gflownet.report.architectures import TOP_NAME
+from gflownet.rhn.cell_network import CellConfig
 from gflownet.rhn.checkpoint import DESCRIPTION_NAME, KINDS, model_of
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
 from gflownet.rhn.layers import RHNBlock
 from gflownet.rhn.network import RecurrentNetwork, RecurrentStack
 from gflownet.rhn.text_codec import TextCodec, load_text_codec
 from gflownet.training.precision import Precision, choose_device, has_bfloat16
-from gflownet.translation.cell_network import CellConfig
 
 _CHECKED_CHARACTERS = 20_000  # of the validation part, on which a tokenizer has to reproduce the text
 _GIGABYTE = 10**9

@@ -32,7 +32,17 @@ from gflownet.mdp.action import (
 from gflownet.mdp.categorical import refuse_invalid
 from gflownet.mdp.description import GraphDescription, decode_action, described_states, encode_action
 from gflownet.mdp.isomorphism import CanonicalForms, StateIdentifier, canonical_forms
-from gflownet.mdp.states import ABSENT, NO_LIMIT, UNSET, GraphStates, GraphVocabulary, LabelledGraphs, labelled_graphs
+from gflownet.mdp.states import (
+    ABSENT,
+    NO_LIMIT,
+    UNSET,
+    GraphStates,
+    GraphVocabulary,
+    LabelledGraphs,
+    Numbers,
+    labelled_graphs,
+    setting_numbers,
+)
 from gflownet.mdp.stepping import GraphEditor
 
 SIZES = ("parameters", "multiply_adds")  # metrics that the environments of networks may cap
@@ -242,6 +252,13 @@ class Environment(ABC):
     def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
         """Return the graphs from which a surrogate computes features, the same for isomorphic states."""
         return labelled_graphs(states)
+
+    def numbers(self, states: GraphStates) -> Numbers:
+        """Return numbers of terminal states for a surrogate, besides those of paths and types; the same for isomorphic.
+
+        By default of the attributes of nodes: sums and extremes of those that are numbers, counts of other values.
+        """
+        return setting_numbers(self.vocabulary, states)
 
     def num_automorphisms(self, states: GraphStates) -> list[int]:
         """Return the number of automorphisms of each state."""

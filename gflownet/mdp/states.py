@@ -1,4 +1,4 @@
-"""A batch of graphs as arrays: the states of every environment, and their labels as the input of graph features.
+"""A batch of graphs as arrays: the states of every environment, and labels and numbers that describe them.
 
 Letters: B graphs, N maximum number of nodes, A node attributes, E edge attributes, K limits, P parts of a label,
 S named places.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -264,3 +266,67 @@ def labelled_graphs(states: GraphStates) -> LabelledGraphs:
         code = code * _FACTOR + part.long() + 1
     edges = code.masked_fill(~states.has_edge, NO_EDGE)
     return LabelledGraphs(labels, edges, torch.empty(len(states), 0, dtype=torch.int64))
+
+
+class Group(IntEnum):
+    """Numbers with one distance in a kernel."""
+
+    SIZES = 0
+    PATHS = 1
+    SETTINGS = 2
+    COUNTS = 3
+    SHAPES = 4
+    PLACES = 5
+    ENDS = 6
+
+
+Numbers = list[tuple[str, Group, Tensor]]  # name, group and values [B] of each number; NaN: unknown
+
+
+def setting_numbers(vocabulary: GraphVocabulary, states: GraphStates) -> Numbers:
+    """Return mean, extremes and sum over the nodes of attributes that are numbers, counts of the values of others."""
+    columns, ends = Numbers(), nodes_at_ends(states.exists, states.has_edge)
+    for position, attribute in enumerate(vocabulary.node_attributes):
+        index = states.node_attr[:, :, position].long()
+        is_set = index != UNSET
+        numbers = ordered(attribute.values)
+        if numbers is None:
+            columns += [
+                (f"nodes with {attribute.name}={value}", Group.COUNTS, (index == number).sum(1))
+                for number, value in enumerate(attribute.values)
+            ]
+            continue
+        value = numbers[index].masked_fill(~is_set, 0.0)
+        columns += [
+            (f"{kind} of {attribute.name}{place}", Group.SETTINGS, number)
+            for place, at in ends.items()
+            for kind, number in summaries(value, is_set & at).items()
+        ]
+        filled = value.masked_fill(~is_set, 1.0)
+        products = torch.einsum("bs,bst,bt->b", filled, states.has_edge.double(), filled)
+        columns.append((f"products of {attribute.name} along edges", Group.SIZES, products.abs().log1p()))
+    return columns
+
+
+def nodes_at_ends(exists: Tensor, edge: Tensor) -> dict[str, Tensor]:
+    """Return all nodes [B, N], those that read a source, and those that a sink reads, for edges [B, N, N]."""
+    first, last = (edge & ~edge.any(1)[:, :, None]).any(1), (edge & ~edge.any(2)[:, None, :]).any(2)
+    return {"": exists, " at a source": first, " at a sink": last}
+
+
+def summaries(values: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Return sum, mean, largest and least value [B] of values [B, N] under a mask; NaN but the sum for an empty one."""
+    is_any, total = mask.any(1), (values * mask).sum(1)
+    columns = {
+        "mean": total / mask.sum(1),
+        "largest": values.masked_fill(~mask, -torch.inf).amax(1),
+        "least": values.masked_fill(~mask, torch.inf).amin(1),
+    }
+    return {"sum": total, **{name: x.masked_fill(~is_any, torch.nan) for name, x in columns.items()}}
+
+
+def ordered(values: Sequence[Any]) -> Tensor | None:
+    """Return values that are all numbers, at least two, as float64; None for others."""
+    if len(values) < 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        return None
+    return torch.tensor(values, dtype=torch.float64)

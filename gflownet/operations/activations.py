@@ -6,12 +6,15 @@ Nothing here imports torch: the classes hold the code that the translator writes
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from math import sqrt
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gflownet.operations.parameters import Initial, ParameterPlan
 from gflownet.operations.vocabulary import Activation
-from gflownet.rhn.config import PROJECTIONS, RHNConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class CodeActivation(Activation):
@@ -111,12 +114,18 @@ class Cell(Activation):
 
     module: ClassVar[str]  # module:Class of the submodule that holds the weights
     slots: ClassVar[tuple[str, ...]] = ("hidden",)  # tensors handed from step to step: see StateSlot
+    is_run_by_node: ClassVar[bool] = False  # whether whole sequences are faster than steps: see TypedGraph
     step: ClassVar[str]  # the statement for one time step
     sequence: ClassVar[str]  # the statement for all time steps
 
     @classmethod
     def parameters(cls, name: str, size: int) -> Iterator[ParameterPlan]:
-        """Yield the weights of the submodule `name` in the order in which they are made."""
+        """Yield the weights of the submodule `name` in the order in which they are made; the first is [..., size]."""
+        raise NotImplementedError
+
+    @classmethod
+    def build(cls, size: int) -> nn.Module:
+        """Return the submodule; its weights are set later, and torch's random state stays as it is."""
         raise NotImplementedError
 
 
@@ -129,6 +138,17 @@ class _GatedCell(Cell):
     def parameters(cls, name: str, size: int) -> Iterator[ParameterPlan]:
         for matrix in ("weight_ih", "weight_hh"):
             yield ParameterPlan(f"{name}.{matrix}", (cls.num_gates * size, size), Initial.UNIFORM, 1.0 / sqrt(size))
+
+    @classmethod
+    def build(cls, size: int) -> nn.Module:
+        layers = import_module("torch.nn")
+        layer_class = getattr(layers, cls.module.partition(":")[2])
+        layer = layer_class.__new__(layer_class)
+        layers.Module.__init__(layer)
+        layer.input_size = layer.hidden_size = size
+        layer.bias = False
+        layer._parameters.update(weight_ih=None, weight_hh=None, bias_ih=None, bias_hh=None)
+        return layer
 
     @classmethod
     def multiply_adds(cls, size: int) -> int:
@@ -154,60 +174,3 @@ class GRU(_GatedCell):
     module = "torch.nn:GRUCell"
     step = "{y} = {layer}({z}, {hidden})"
     sequence = "{y} = gru_sequence({layer}, {z}, {hidden})"
-
-
-class RHN(Cell):
-    """A layer of a Recurrent Hyper Network: z plus a feed-forward network adapted by the output of the step before."""
-
-    module = "gflownet.rhn.layers:RHNBlock"
-    slots = ("hidden", "token")
-    step = "{y} = {layer}(({z}).unsqueeze(1), {hidden}, {token})[1]"
-    sequence = "{y} = rhn_sequence({layer}, {z}, {hidden}, {token})"
-
-    @classmethod
-    def parameters(cls, name: str, size: int) -> Iterator[ParameterPlan]:
-        config = rhn_config(size)
-        hidden, intermediate, width = config.hidden_size, config.intermediate_size, config.bottleneck + 1
-        yield ParameterPlan(f"{name}.norm.weight", (hidden,), Initial.ONE)
-        yield ParameterPlan(f"{name}.bhn.beta", (width,), Initial.ZERO)
-        yield ParameterPlan(f"{name}.bhn.norm.weight", (hidden,), Initial.ONE)
-        yield ParameterPlan(f"{name}.bhn.squeeze.weight", (config.bottleneck, hidden), Initial.NORMAL, hidden**-0.5)
-        yield ParameterPlan(f"{name}.bhn.squeeze.bias", (config.bottleneck,), Initial.ZERO)
-        for kind, size_in, size_out in projections(config):
-            shape = (width, config.rank, size_in)
-            yield ParameterPlan(f"{name}.bhn.{kind}.a", shape, Initial.NORMAL, (width * size_in) ** -0.5)
-            yield ParameterPlan(f"{name}.bhn.{kind}.b", (width, size_out, config.rank), Initial.ZERO)
-            yield ParameterPlan(f"{name}.bhn.{kind}.delta", (width, size_out), Initial.ZERO)
-        for kind, size_in, size_out in projections(config):
-            std = (intermediate if kind == "down" else hidden) ** -0.5
-            yield ParameterPlan(f"{name}.ffn.plain.{kind}_proj.weight", (size_out, size_in), Initial.NORMAL, std)
-
-    @classmethod
-    def multiply_adds(cls, size: int) -> int:
-        return rhn_config(size).step_multiply_adds
-
-    @classmethod
-    def elementwise_flops(cls, size: int) -> int:
-        return rhn_elementwise(size)
-
-    @classmethod
-    def max_parameters(cls, size: int) -> int:
-        return 8 * size**2 + 1000 * size  # exactly 6 D^2 + 713 D + 33
-
-
-def rhn_config(size: int) -> RHNConfig:
-    """Return the sizes of an rhn node of a width: the defaults of `RHNConfig`, a feed-forward network twice as wide."""
-    return RHNConfig(hidden_size=size, intermediate_size=2 * size, depth=1)
-
-
-def projections(config: RHNConfig) -> Iterator[tuple[str, int, int]]:
-    """Yield name, input width and output width of the three projections."""
-    for name, (size_in, size_out) in zip(PROJECTIONS, config.projection_sizes, strict=True):
-        yield name, size_in, size_out
-
-
-def rhn_elementwise(size: int) -> int:
-    """Return the approximate number of elementwise operations of one step of one row: norms, gates and scales."""
-    config = rhn_config(size)
-    of_projections = sum((3 * config.rank + 6) * size_out for _, _, size_out in projections(config))
-    return 8 * size + 3 * config.bottleneck + 4 * config.intermediate_size + of_projections

@@ -7,11 +7,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gflownet.operations.convolution import FEATURES
+from gflownet.operations.convolution import FEATURES, reach
 from gflownet.operations.operation import Category, Example, Operation, SameShape, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT
-from gflownet.rhn.config import RHNConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,43 +85,6 @@ class GRU(_GatedLayer):
     num_gates, slots = 3, ("hidden",)
 
 
-class RHN(SameShape):
-    """The states of a layer of a Recurrent Hyper Network at all time steps: as wide as its input, with a residual."""
-
-    category = Category.RECURRENT
-    settings = MappingProxyType(
-        {
-            "rank": Setting(POSITIVE_INT, 4, choices=(2, 4)),
-            "bottleneck": Setting(POSITIVE_INT, 16, choices=(8, 16)),
-            "expansion": Setting(POSITIVE_INT, 2, choices=(1, 2)),
-            "carry": _CARRY,
-        }
-    )
-    layouts = (Layout.SEQUENCE,)
-    examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"rank": 2, "bottleneck": 3, "expansion": 1}))
-
-    @classmethod
-    def _config(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> RHNConfig:
-        size = single_input(inputs).channels
-        sizes = {"hidden_size": size, "intermediate_size": settings["expansion"] * size, "depth": 1}
-        return RHNConfig(**sizes, rank=settings["rank"], bottleneck=settings["bottleneck"])
-
-    @classmethod
-    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
-        sequences = import_module("gflownet.operations.sequences")
-        return getattr(sequences, "CarriedRHNLayer" if settings["carry"] else "RHNLayer")(cls._config(inputs, settings))
-
-    @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        return {"hidden": (single_input(inputs).channels,), "token": (1,)} if settings["carry"] else {}
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        config, (length,) = cls._config(inputs, settings), single_input(inputs).positions
-        first = 3 * config.hidden_size * config.intermediate_size  # a plain feed-forward network
-        return first + (length - 1) * config.step_multiply_adds
-
-
 class SelectiveScan(SameShape):
     """The block of Mamba (Gu and Dao 2023): a convolution and a state whose steps depend on the input.
 
@@ -161,3 +123,35 @@ class SelectiveScan(SameShape):
     def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         _, inner, state_size, kernel, _ = cls._sizes(inputs, settings)
         return {"hidden": (inner, state_size), "before": (inner, kernel - 1)} if settings["carry"] else {}
+
+
+class CausalConvolution(SameShape):
+    """Convolution of each feature of a sequence over this and the `kernel_size` - 1 positions before.
+
+    Its state is the inputs at the positions before.
+    """
+
+    category = Category.CONVOLUTION
+    settings = MappingProxyType(
+        {"kernel_size": Setting(POSITIVE_INT, 4, choices=(4, 8)), "dilation": Setting(POSITIVE_INT, 1)}
+    )
+    layouts = (Layout.SEQUENCE,)
+    examples = (Example((Shape.of((5, 3)),), {"kernel_size": 2, "dilation": 3}),)
+
+    @classmethod
+    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        return {"before": (single_input(inputs).channels, reach(settings))}
+
+    @classmethod
+    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
+        return import_module("gflownet.operations.sequences").CarriedConvolution(
+            single_input(inputs).channels, **settings
+        )
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return single_input(inputs).channels * (settings["kernel_size"] + 1)
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return single_input(inputs).num_elements * settings["kernel_size"]

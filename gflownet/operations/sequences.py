@@ -1,11 +1,11 @@
-"""Functions of generated code: linear layers, recurrent cells over whole sequences; the module of the operation rhn.
+"""Functions of generated code: parameters with first values, linear layers, recurrent cells over whole sequences.
 
 B is the batch, T the number of time steps, D the width. A sequence [T B, D] is ordered by time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.layers import BHN, FFN, AdapterHeads, DoraFFN, RHNBlock, RMSNorm
-from gflownet.rhn.wavefront import along_wavefront
+from gflownet.operations.activations import Cell
+from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
+from gflownet.operations.vocabulary import activation
 
 # A forward of its own, a compiled call or a weight that is no parameter is one more.
 _NUM_ATTRIBUTES = len(vars(nn.Linear(1, 1, bias=False)))
 _PLAIN_TENSORS = {Tensor, nn.Parameter}
 _OWN_CALLS = {"forward", "_compiled_call_impl", "_is_replica"}
-_OF_RHN = {RHNBlock, RMSNorm, BHN, AdapterHeads, DoraFFN, FFN, nn.Linear}
 
 
 def _has_hooks(values: Mapping[str, Any]) -> bool:
@@ -102,50 +101,91 @@ def lstm_sequence(layer: nn.LSTMCell, x: Tensor, hidden: Tensor, cell: Tensor) -
     return torch.cat(outputs), cell
 
 
-def rhn_sequence(block: RHNBlock, x: Tensor, hidden: Tensor, token: Tensor) -> Tensor:
-    """Return the outputs [T B, D] on x [T B, D] from a state [B, D], which rows with token [B, 1] = 0 do not have."""
-    if not len(hidden):
-        return x
-    moments = x.view(-1, *hidden.shape)
-    if _runs_by_token(block, x):
-        return block(moments.transpose(0, 1), hidden, token)[0].transpose(0, 1).flatten(0, 1)
-    first = block.step(moments[0], hidden, token)
-    if len(moments) == 1:
-        return first
-    later, _ = along_wavefront([block], moments[1:].transpose(0, 1), first.unsqueeze(0))
-    return torch.cat([first, later.transpose(0, 1).flatten(0, 1)])
+def add_parameters(
+    model: nn.Module,
+    parameters: Sequence[ParameterPlan],
+    values: Iterable[float],
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Add parameters to `model`; `values`: first values of those that are 0-d, in this order, taken one by one.
 
-
-def _runs_by_token(block: RHNBlock, x: Tensor) -> bool:
-    """Return whether the definition computes a block: for programs, empty tensors, and modules that must be called."""
-    return x.is_meta or torch.compiler.is_compiling() or not len(x) or not is_untouched(block, _OF_RHN.__contains__)
-
-
-class RHNLayer(nn.Module):
-    """A layer of a Recurrent Hyper Network over sequences [B, T, D] that start without a state."""
-
-    def __init__(self, config: RHNConfig) -> None:
-        super().__init__()
-        self.block = RHNBlock(config)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the states of all tokens [B, T, D]."""
-        if _runs_by_token(self.block, x):
-            return self.block(x)[0]
-        return along_wavefront([self.block], x, None)[0]
-
-
-class CarriedRHNLayer(RHNLayer):
-    """An RHN layer that continues from the state of the call before."""
-
-    def forward(self, x: Tensor, hidden: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the states of all tokens [B, T, D], the last of them, and ones [B, 1]: the next call has a state.
-
-        `hidden` [B, D] is the state of the token before x [B, T, D], where `token` is 1.
-        """
-        if _runs_by_token(self.block, x):
-            y = self.block(x, hidden, token)[0]
+    Without a dtype, layers draw float32 numbers and 0-d parameters stay exact in float64. The dicts of nn.Module are
+    filled directly: registration and initialisation by nn.Linear would take three quarters of the time of a
+    construction.
+    """
+    remaining = iter(values)
+    for parameter in parameters:
+        shape = parameter.shape
+        if shape == ():
+            data = torch.scalar_tensor(next(remaining), dtype=dtype or torch.float64, device=device)
         else:
-            rows = x.transpose(0, 1).flatten(0, 1)
-            y = rhn_sequence(self.block, rows, hidden, token).unflatten(0, (-1, len(x))).transpose(0, 1)
-        return y, y[:, -1], torch.ones_like(token)
+            data = _random_values(parameter, torch.empty(shape, dtype=dtype, device=device))
+        holder = _layer(model, parameter)._parameters if parameter.module else model._parameters
+        holder[parameter.leaf] = Tensor._make_subclass(nn.Parameter, data, True)
+
+
+def _random_values(parameter: ParameterPlan, data: Tensor) -> Tensor:
+    """Fill `data` with the first values of a layer or query; layers draw the same numbers as in PyTorch."""
+    if parameter.initial is Initial.QUERY:
+        return data.normal_(std=QUERY_STD)
+    if parameter.initial is Initial.NORMAL:
+        return data.normal_(std=parameter.bound)
+    if parameter.initial in (Initial.ZERO, Initial.ONE):
+        return data.fill_(float(parameter.initial is Initial.ONE))
+    return data.uniform_(-parameter.bound, parameter.bound)
+
+
+def _layer(model: nn.Module, parameter: ParameterPlan) -> nn.Module:
+    """Return the submodule of a parameter, created on first use."""
+    name, _, inner = parameter.module.partition(".")
+    if name not in model._modules:
+        kind = name.partition("_")[0]
+        is_linear = kind in ("proj", "post")
+        model._modules[name] = _linear(parameter) if is_linear else _cell(kind).build(parameter.shape[-1])
+    layer = model._modules[name]
+    assert layer is not None
+    return layer.get_submodule(inner) if inner else layer
+
+
+def _linear(parameter: ParameterPlan) -> nn.Module:
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.out_features, layer.in_features = parameter.shape
+    layer._parameters.update(weight=None, bias=None)
+    return layer
+
+
+def _cell(kind: str) -> type[Cell]:
+    cell_class = activation(kind)
+    assert issubclass(cell_class, Cell)
+    return cell_class
+
+
+class CarriedConvolution(nn.Module):
+    """A causal depthwise convolution that continues from the inputs of the call before."""
+
+    def __init__(self, features: int, *, kernel_size: int, dilation: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(features, features, kernel_size, dilation=dilation, groups=features)
+
+    def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [R, T, W] for x [R, T, W] after the inputs before [R, W, reach], and the next state."""
+        window = torch.cat((before, x.mT), 2)
+        return self.convolution(window).mT, window[:, :, x.shape[1] :]
+
+
+def pad_copies(num_copies: int, value: Tensor, missing: int) -> Tensor:
+    """Return K copies side by side, [B, K C, ...], with zeros for the missing channels of each copy."""
+    return F.pad(_by_copy(num_copies, value), (0, missing)).flatten(-2).movedim(-1, 1)
+
+
+def concat_copies(num_copies: int, *values: Tensor) -> Tensor:
+    """Return the channels of several values [B, K C, ...], those of each copy next to each other."""
+    return torch.cat([_by_copy(num_copies, each) for each in values], -1).flatten(-2).movedim(-1, 1)
+
+
+def _by_copy(num_copies: int, value: Tensor) -> Tensor:
+    """Return a value as [B, ..., K, C]."""
+    return value.movedim(1, -1).unflatten(-1, (num_copies, -1))

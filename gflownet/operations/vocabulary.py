@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.operations.values import is_finite, is_number, shown
-from gflownet.plugins import BuiltIn, ExtensionPoint, is_module_class, load_function
+from gflownet.plugins import HIGHER_ROWS, BuiltIn, ExtensionPoint, is_module_class, load_function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -237,9 +237,9 @@ ACTIVATIONS = ExtensionPoint(
             "identity": ("Linear", "z"),
             "lstm": ("LSTM", "LSTM cell"),
             "gru": ("GRU", "GRU cell"),
-            "rhn": ("RHN", "layer of a Recurrent Hyper Network"),
         },
-    ),
+    )
+    | dict(HIGHER_ROWS["activation"]),
 )
 AGGREGATIONS = ExtensionPoint(
     "aggregation",

@@ -45,9 +45,7 @@ class Kind(NamedTuple):
 KINDS = {
     "rhn": Kind("gflownet.rhn.network:RHN", "gflownet.rhn.config:RHNConfig"),
     "recurrent_stack": Kind("gflownet.rhn.network:RecurrentStack", "gflownet.rhn.config:StackConfig"),
-    "cell_network": Kind(
-        "gflownet.translation.cell_network:CellNetwork", "gflownet.translation.cell_network:CellConfig"
-    ),
+    "cell_network": Kind("gflownet.rhn.cell_network:CellNetwork", "gflownet.rhn.cell_network:CellConfig"),
 }
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gflownet.operations.sequences import is_untouched
+from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.diagonal import DiagonalStep, Frame, StepGradient, WeightGradients
 from gflownet.rhn.fold import BlockSizes, Fold, fold, folded_bytes, sizes_of
-from gflownet.rhn.layers import RHNBlock
+from gflownet.rhn.layers import BHN, FFN, AdapterHeads, DoraFFN, RHNBlock, RMSNorm
 
 # Maximum size of the folded weights of one group. Every diagonal reads all of them, so they should stay in the shared
 # third-level cache. It also bounds the memory of a training pass.
@@ -207,3 +209,58 @@ def in_groups(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None, *, la
             x, last = result.outputs, result.last
         last_states.append(last)
     return x.transpose(0, 1).to(dtype), torch.cat(last_states).to(dtype)
+
+
+class RHNCell(RHNBlock):
+    """An RHN layer that a network calls with a token, or with a whole sequence."""
+
+    def sequence(self, x: Tensor, hidden: Tensor, token: Tensor) -> Tensor:
+        """Return the outputs [T R, H] of x [T R, H], by time, from a state [R, H] of the rows with token [R, 1] = 1."""
+        if not len(hidden):
+            return x
+        moments = x.view(-1, *hidden.shape)
+        if _runs_by_token(self, x):
+            return self(moments.transpose(0, 1), hidden, token)[0].transpose(0, 1).flatten(0, 1)
+        first = self.step(moments[0], hidden, token)
+        if len(moments) == 1:
+            return first
+        later, _ = along_wavefront([self], moments[1:].transpose(0, 1), first.unsqueeze(0))
+        return torch.cat([first, later.transpose(0, 1).flatten(0, 1)])
+
+
+_LAYERS = {RHNCell, RHNBlock, RMSNorm, BHN, AdapterHeads, DoraFFN, FFN, nn.Linear}
+
+
+def _runs_by_token(block: RHNBlock, x: Tensor) -> bool:
+    """Return whether the definition computes a block: for programs, empty tensors, and modules that must be called."""
+    return x.is_meta or torch.compiler.is_compiling() or not len(x) or not is_untouched(block, _LAYERS.__contains__)
+
+
+class RHNLayer(nn.Module):
+    """A layer of a Recurrent Hyper Network over sequences [R, T, H] that start without a state."""
+
+    def __init__(self, config: RHNConfig) -> None:
+        super().__init__()
+        self.block = RHNCell(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the states of all tokens [R, T, H]."""
+        if _runs_by_token(self.block, x):
+            return self.block(x)[0]
+        return along_wavefront([self.block], x, None)[0]
+
+
+class CarriedRHNLayer(RHNLayer):
+    """An RHN layer that continues from the state of the call before."""
+
+    def forward(self, x: Tensor, hidden: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the states of all tokens [R, T, H], the last of them, and ones [R, 1]: the next call has a state.
+
+        `hidden` [R, H] is the state of the token before x [R, T, H], where `token` is 1.
+        """
+        if _runs_by_token(self.block, x):
+            y = self.block(x, hidden, token)[0]
+        else:
+            rows = x.transpose(0, 1).flatten(0, 1)
+            y = self.block.sequence(rows, hidden, token).unflatten(0, (-1, len(x))).transpose(0, 1)
+        return y, y[:, -1], torch.ones_like(token)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from gflownet.data.sampler import uniform_states
-from gflownet.envs.slots import SlotEnv
 from gflownet.errors import UserError
 from gflownet.mdp.action import ActionMasks, GraphActionType
 from gflownet.mdp.environment import Environment
@@ -31,7 +30,7 @@ def enumerated(env: Environment, *, max_num: int) -> GraphStates | None:
     if not max_num:
         return None
     try:
-        if isinstance(env, SlotEnv):
+        if _has_places(env):
             states = _assignments(env, max_num)
             if states is not None:
                 return states
@@ -51,11 +50,17 @@ def check_space(env: Environment) -> None:
         raise UserError(f"env: expected a search space of two or more, got {len(states)}; {reasons}")
 
 
+def _has_places(env: Environment) -> bool:
+    """Return whether actions only set the values of different places."""
+    has_values = set(env.forward_types) == {GraphActionType.Stop, GraphActionType.SetNodeAttr}
+    return has_values and len(env.vocabulary.node_types) == env.vocabulary.max_nodes
+
+
 class _TooLargeError(Exception):
     """A space with more states than the limit."""
 
 
-def _assignments(env: SlotEnv, max_num: int) -> GraphStates | None:
+def _assignments(env: Environment, max_num: int) -> GraphStates | None:
     """Set the first free place in every way until all are set; None where Stop is legal with a free place.
 
     Without such a state every free place is set sooner or later, in any order: one order reaches each terminal state

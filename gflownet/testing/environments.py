@@ -193,6 +193,17 @@ class EnvironmentContract(Contract):
             for violation in limit_violations(env, [part.states[part.terminal]], every):
                 expect(False, f"expected the masks to keep a cap, got {violation.example}")
 
+    def check_numbers_are_equal_for_isomorphic_states(self) -> None:
+        """`numbers` has a value for each terminal state, the same for all orders in which it can be built."""
+        walks = random_walk(self.env, num=64, seed=6)
+        states = GraphStates.cat([states[actions.kind == int(GraphActionType.Stop)] for states, actions in walks])
+        group = self.env.identify(states).unique(return_inverse=True)[1]
+        member = torch.empty_like(group).scatter_(0, group, torch.arange(len(group)))[group]  # one of the same code
+        for name, _, values in self.env.numbers(states):
+            expect(values.shape == group.shape, f"expected a value of {name!r} in `numbers` for each of the states")
+            same = torch.allclose(values.double(), values.double()[member], equal_nan=True)
+            expect(same, f"expected one value of {name!r} in `numbers` for isomorphic states")
+
     def check_terminal_objects_are_states_up_to_isomorphism(self) -> None:
         """One canonical key per state, unchanged by JSON, and the automorphism count of the state."""
         graph, keys = self.state_graph, set()

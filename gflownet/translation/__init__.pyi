@@ -1,10 +1,9 @@
-from .cache import clear_translation_cache as clear_translation_cache
-from .cache import get_translation_cache_metrics as get_translation_cache_metrics
-from .cache import set_translation_cache_enabled as set_translation_cache_enabled
+from .classes import clear_translation_cache as clear_translation_cache
+from .classes import get_translation_cache_metrics as get_translation_cache_metrics
+from .classes import set_translation_cache_enabled as set_translation_cache_enabled
 from .contracts import Activation as Activation
 from .contracts import Aggregation as Aggregation
 from .contracts import Parameter as Parameter
-from .copies import join_copies as join_copies
 from .direct import DirectTraining as DirectTraining
 from .direct import is_as_translated as is_as_translated
 from .direct_code import is_direct as is_direct
@@ -15,10 +14,11 @@ from .graph_summary import summary as summary
 from .loading import copy_weights as copy_weights
 from .loading import load as load
 from .loading import load_graph as load_graph
-from .model import StateManager as StateManager
 from .model import TranslatedModel as TranslatedModel
 from .model import to_pytorch_model as to_pytorch_model
 from .model_set import ModelSet as ModelSet
 from .source import to_source as to_source
 from .stacked import StackedModel as StackedModel
 from .stacked import can_stack as can_stack
+from .stacked import join_copies as join_copies
+from .state import StateManager as StateManager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from keyword import iskeyword
 
 from gflownet.graphs.operation_shapes import MergePlan
 from gflownet.graphs.typed import StateSlot, TypedGraph, TypedNode
@@ -35,6 +36,13 @@ def has_own_build(row: type[Operation]) -> bool:
     return getattr(row.build, "__func__", None) is not Operation.build.__func__
 
 
+def class_name(plan: TypedGraph) -> str:
+    """Return a class name for a plan: of its subgraph or composite in camel case."""
+    words = re.findall(r"[A-Za-z0-9]+", plan.name)
+    name = "".join(word[0].upper() + word[1:] for word in words) or "TranslatedModel"
+    return name if name.isidentifier() and not iskeyword(name) else f"Block{name}"
+
+
 def own_build_name(step: TypedNode) -> str:
     """The function that makes the module of a row with its own `build`, in generated code."""
     return f"build_{step.label}"
@@ -62,6 +70,26 @@ class ClassWriter:
         """The statements of one time step, from the arguments and the variables of slots to `y` and `state`."""
         state = [self._new_state(slot) for slot in self.plan.slots]
         return [*self._computed_lines(), f"state = {group(state)}"] if state else self._computed_lines()
+
+    def body_lines(self) -> list[str]:
+        """The statements of a time step from the arguments and `state`, with memory format and autocast of a plan."""
+        plan, arguments, lines = self.plan, self.arguments(), self.step_lines()
+        layouts = zip(arguments, (shape.layout for _, _, shape in plan.inputs), strict=False)
+        images = [name for name, layout in layouts if plan.channels_last and layout is Layout.IMAGE]
+        head = [f"{name} = {name}.contiguous(memory_format=torch.channels_last)" for name in images]
+        if plan.autocast:  # `y` is float32
+            is_float = [shape.layout is not Layout.TOKENS for _, shape in plan.outputs]
+            is_tuple = len(is_float) > 1 and not plan.is_concatenated
+            names = [f"y[{place}]" for place in range(len(is_float))] if is_tuple else ["y"]
+            casts = [f"{name}.float()" if each else name for name, each in zip(names, is_float, strict=False)]
+            head.append(f"with torch.autocast({arguments[0]}.device.type, dtype=torch.{plan.autocast}):")
+            lines = [*(f"    {line}" for line in lines), f"y = ({', '.join(casts)})" if is_tuple else f"y = {casts[0]}"]
+        return [*self.unpacked(), *head, *lines]
+
+    def unpacked(self) -> list[str]:
+        """The statement that takes the variables of slots out of `state`; none without state."""
+        names = [slot_name(slot.kind, slot.node_id) for slot in self.plan.slots]
+        return [f"{group(names)} = state"] if names else []
 
     def sequence_lines(self) -> list[str]:
         """The statements from `x` [T B, F], time by time, `batch` and the variables of slots to `y` [T B, O] and state.
@@ -370,3 +398,8 @@ def _last_state(slot: StateSlot) -> str:
 def shape_text(shape: Shape) -> str:
     """The sizes of a shape with the batch, for messages: [B, 3, 8, 8]."""
     return f"[{', '.join(['B', *map(str, shape.sizes)])}]"
+
+
+def method_text(signature: str, lines: Sequence[str], indent: str = "") -> str:
+    """The source of a function."""
+    return f"{indent}def {signature}:\n" + "".join(f"{indent}    {line}\n" for line in lines)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gflownet.graphs.typed import TypedGraph
 from gflownet.operations.neuron_code import identifier, outside_classes
 from gflownet.operations.sequences import is_untouched
-from gflownet.translation.cache import TranslationCache
+from gflownet.translation.classes import TranslationCache
 from gflownet.translation.direct_code import direct_source, is_direct, message_factor
 from gflownet.translation.model import TranslatedModel
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from gflownet.operations.neuron_code import slot_name, variable
 from gflownet.training.steps import evaluating
-from gflownet.translation.model import StepModule, TranslatedModel
+from gflownet.translation.model import TranslatedModel
 from gflownet.translation.model_set import ModelSet
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
@@ -31,7 +32,7 @@ def export_program(model: TranslatedModel, *, batch_size: int = 2) -> ExportedPr
     `batch_size` (at least 2): batch of the traced example.
     """
     with evaluating(model):
-        module, example = _traceable(model, batch_size)
+        module, example, _, _ = _traceable(model, batch_size)
         return torch.export.export(module, example, dynamic_shapes=_free_batch(module, example))
 
 
@@ -59,9 +60,8 @@ def to_onnx(model: TranslatedModel | ModelSet, path: str | Path, *, batch_size: 
             "expected float16, float32 or float64 for ONNX, got bfloat16, which few of its operators take: "
             "use model.float(), without the option autocast"
         )
-    input_names, output_names = model.pure_names()
     with evaluating(model):
-        module, example = _traceable(model, batch_size)
+        module, example, input_names, output_names = _traceable(model, batch_size)
         program = torch.onnx.export(
             module,
             example,
@@ -173,10 +173,36 @@ def _onnx_average_of_volumes() -> Callable[..., Any]:
     return average
 
 
-def _traceable(model: TranslatedModel | ModelSet, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+class StepModule(nn.Module):
+    """One time step as a pure function: (inputs, state tensors [B, *shape] ...) -> (y, state tensors ...)."""
+
+    def __init__(self, model: TranslatedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the output and the state after the step, flat."""
+        count = len(self.model.plan.slots)
+        y, state = self.model.step(*tensors[:-count], tensors[-count:])
+        return (*(y if isinstance(y, tuple) else (y,)), *state)
+
+
+def _traceable(
+    model: TranslatedModel | ModelSet, batch_size: int
+) -> tuple[nn.Module, tuple[Tensor, ...], list[str], list[str]]:
+    """Return a module without hidden state in eval mode, its arguments as zeros, and names of inputs and outputs."""
     if batch_size < 2:
         raise ValueError(f"batch_size: expected >= 2 (tracing treats 1 as a constant), got {batch_size}")
-    return model.pure_module().eval(), model.pure_arguments(batch_size)
+    first = model.translated if isinstance(model, ModelSet) else model
+    plan, slots = first.plan, first.plan.slots
+    example = (*first.zeros(batch_size), *(first.reference.new_zeros(batch_size, *slot.shape) for slot in slots))
+    several = len(plan.outputs) > 1 and not plan.is_concatenated
+    outputs = [f"y{node_id}" for node_id, _ in plan.outputs] if several else ["y"]
+    names = [variable(node_id) for _, node_id, _ in plan.inputs]
+    inputs = names if len(names) > 1 and not plan.is_dense else ["x"]
+    states = [slot_name(slot.kind, slot.node_id) for slot in slots]
+    module = StepModule(first) if slots else model
+    return module.eval(), example, [*inputs, *states], [*outputs, *(f"next_{state}" for state in states)]
 
 
 def _free_batch(module: nn.Module, example: tuple[Tensor, ...]) -> tuple[object, ...]:

@@ -2,127 +2,24 @@
 
 from __future__ import annotations
 
-import linecache
-import re
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from hashlib import sha256
-from keyword import iskeyword
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.fx import Proxy
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.typed import StateSlot, TypedGraph, TypedNode
-from gflownet.operations import layers
-from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, outside_value, slot_name, variable
-from gflownet.operations.sequences import gru_sequence, lstm_sequence, project, rhn_sequence, scaled_matrices
+from gflownet.graphs.typed import TypedGraph
+from gflownet.operations.neuron_code import FAST, Dialect
 from gflownet.operations.tensor_shape import Layout
-from gflownet.operations.vocabulary import DTYPES, activation, aggregation
 from gflownet.training.steps import evaluating
 from gflownet.translation.array_inputs import ArrayInputs
-from gflownet.translation.cache import CACHE
-from gflownet.translation.code import ClassWriter, has_own_build, own_build_name, shape_text
-from gflownet.translation.copies import concat_copies, pad_copies
-from gflownet.translation.initial import add_parameters
+from gflownet.translation.classes import CACHE, generated_class
+from gflownet.translation.code import shape_text
 from gflownet.translation.planning import TranslationConfig, checked
+from gflownet.translation.state import StateManager
 from gflownet.translation.table_columns import TableColumns
-
-# Matrices of one size that are scaled together: with fewer, products one by one are as fast.
-MIN_STACKED = 8
-# Layers and functions of generated code besides those of torch.
-_NAMES: dict[str, Any] = {name: value for name, value in vars(layers).items() if isinstance(value, type)}
-_NAMES |= {each.__name__: each for each in (gru_sequence, lstm_sequence, rhn_sequence, add_parameters)}
-_NAMES |= {each.__name__: each for each in (layers.masked, layers.masked_mean, layers.masked_max)}
-_NAMES |= {each.__name__: each for each in (project, scaled_matrices, pad_copies, concat_copies)}
-
-
-class StateManager:
-    """The state of a recurrent model between calls: one detached tensor per slot of the plan, zeros at first.
-
-    Not thread-safe, and not in state_dict: a state belongs to a sequence, not to the model.
-    """
-
-    def __init__(self, slots: tuple[StateSlot, ...]) -> None:
-        self.slots, self.is_kept = slots, True  # False: of a replica of DataParallel, which lives for one call
-        self.tensors: tuple[Tensor, ...] | None = None  # each [B, *shape], in the order of slots
-
-    def reset(self) -> None:
-        """Clear the state: the next step starts from zeros."""
-        self.tensors = None
-
-    def current(self, x: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the state before a step on an input `x` [B, ...], of the dtype of `like` or `x`; at first zeros.
-
-        Raises ValueError for another batch size than the state has.
-        """
-        batch_size, like = x.shape[0], x if like is None else like
-        if self.tensors is None:
-            return tuple(like.new_zeros(batch_size, *slot.shape) for slot in self.slots)
-        if self.tensors and self.tensors[0].shape[0] != batch_size:
-            raise ValueError(
-                f"expected a batch of {self.tensors[0].shape[0]}, as in the state of the previous call, "
-                f"got {batch_size}; pass reset_states=True to start a new sequence"
-            )
-        # Autograd refuses tensors of inference_mode, but not copies. A compiled program cannot ask for the mode.
-        if (is_compiled := torch.compiler.is_compiling()) or not torch.is_inference_mode_enabled():
-            self.tensors = tuple(each.clone() if is_compiled or each.is_inference() else each for each in self.tensors)
-        return tuple(each.to(like.dtype) for each in self.tensors)  # of a call under autocast
-
-    def store(self, tensors: tuple[Tensor, ...], *, is_new: bool = False) -> None:
-        """Store the state after a step, detached: a backward pass ends at its own call.
-
-        Raises ValueError where no state can be stored, unless the step started a new sequence.
-        """
-        if self.is_kept and not _is_traced(tensors):
-            self.tensors = tuple(tensor.detach() for tensor in tensors)
-        elif not is_new:
-            raise ValueError(
-                "expected reset_states=True, or model.step(x, state), in torch.jit.trace, torch.export, transforms of "
-                "torch.func and replicas of DataParallel, which lose the state of a call"
-            )
-
-    def previous_output(self, node_id: int) -> Tensor | None:
-        """Return the output [B, *shape] that recurrent edges of a node read next; None before the first step."""
-        for slot, tensor in zip(self.slots, self.tensors or (), strict=False):
-            if slot.kind == "output" and slot.node_id == node_id:
-                return tensor
-        return None
-
-    def apply(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Apply a function to the tensors, as nn.Module.to does with parameters."""
-        if self.tensors is not None:
-            with torch.no_grad():
-                self.tensors = tuple(function(tensor) for tensor in self.tensors)
-
-
-def _is_traced(tensors: Iterable[Tensor]) -> bool:
-    """Return whether tensors live in a trace or a transform of torch.func, which they must not outlive."""
-    if torch.compiler.is_dynamo_compiling():  # torch.compile stores the state after each call
-        return False
-    is_traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-    return is_traced or torch.compiler.is_compiling() or any(map(is_functorch_wrapped_tensor, tensors))
-
-
-class StepModule(nn.Module):
-    """One time step as a pure function: (inputs, state tensors [B, *shape] ...) -> (y, state tensors ...)."""
-
-    def __init__(self, model: TranslatedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The output and the state after the step, flat."""
-        count = len(self.model.plan.slots)
-        y, state = self.model.step(*tensors[:-count], tensors[-count:])
-        return (*(y if isinstance(y, tuple) else (y,)), *state)
 
 
 class TranslatedModel(nn.Module):
@@ -242,25 +139,6 @@ class TranslatedModel(nn.Module):
         finally:
             self.state_manager.tensors = state
 
-    def pure_module(self) -> nn.Module:
-        """Return a module without hidden state: forward maps inputs and state tensors to outputs and next state."""
-        return StepModule(self) if self.plan.slots else self
-
-    def pure_arguments(self, batch_size: int) -> tuple[Tensor, ...]:
-        """Return the arguments of the pure module as zeros, for a batch."""
-        state = (self.reference.new_zeros(batch_size, *slot.shape) for slot in self.plan.slots)
-        return (*self.zeros(batch_size), *state)
-
-    def pure_names(self) -> tuple[list[str], list[str]]:
-        """Return the names of the inputs and of the outputs of the pure module."""
-        plan = self.plan
-        several = len(plan.outputs) > 1 and not plan.is_concatenated
-        outputs = [f"y{node_id}" for node_id, _ in plan.outputs] if several else ["y"]
-        names = [variable(node_id) for _, node_id, _ in plan.inputs]
-        inputs = names if len(names) > 1 and not plan.is_dense else ["x"]
-        states = [slot_name(slot.kind, slot.node_id) for slot in plan.slots]
-        return [*inputs, *states], [*outputs, *(f"next_{state}" for state in states)]
-
     def _named_tensors(self) -> Mapping[str, Any]:
         """Return the parameters outside of layers; by attribute if one is computed or pruned, or in a replica."""
         p = self._parameters
@@ -323,14 +201,15 @@ def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | Transl
     Raises: ValueError that lists every problem of an invalid graph.
     """
     typed, options = checked(graph, config)
-    model_class = class_of(typed, is_cached=_is_cached(options))
+    is_cached = CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
+    model_class = module_class(typed, is_cached=is_cached)
     values = model_class.plan.values_of(graph)
     around = torch.get_default_device()  # meta: of a user who wants shapes without memory
     device = around if around.type == "meta" else torch.device(options.device)
     dtype = checked_dtype(options.dtype)
     is_dense = model_class.plan.is_dense
     model = model_class(values, device, dtype) if is_dense else model_class(values)
-    share_by_derivation(model, graph, is_enabled=_is_cached(options))
+    share_by_derivation(model, graph, is_enabled=is_cached)
     if is_dense:
         return model
     # Layers of operations draw their first values as in PyTorch, in float32.
@@ -339,6 +218,18 @@ def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | Transl
         for kernel in (each for each in model.parameters() if each.dim() == 4):  # of images
             kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
     return model
+
+
+def module_class(typed: TypedGraph, dialect: Dialect = FAST, *, is_cached: bool | None = None) -> Any:
+    """Return the class of a graph, from the cache if it is enabled."""
+
+    def generated() -> type:
+        bodies = {body.key: module_class(body.changed(is_padded=typed.is_padded), dialect) for body in typed.bodies}
+        return generated_class(TranslatedModel, typed, bodies, dialect)
+
+    if not (CACHE.is_enabled if is_cached is None else is_cached):
+        return generated()
+    return CACHE.get(typed.key if dialect is FAST else (typed.key, dialect.num_copies), generated)
 
 
 def share_by_derivation(model: TranslatedModel, graph: ComputationGraph, *, is_enabled: bool) -> None:
@@ -369,175 +260,11 @@ def share_by_derivation(model: TranslatedModel, graph: ComputationGraph, *, is_e
             model.shared += ((first, parameter.name),)
 
 
-def _is_cached(options: TranslationConfig) -> bool:
-    return CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
-
-
-@dataclass(frozen=True)
-class _FastWriter(ClassWriter):
-    """Code of a class in memory: parameters are added from the plan, with values by their place."""
-
-    def stacked_matrices(self) -> list[list[str]]:
-        groups: dict[tuple[int, int], list[str]] = {}
-        for neuron in self.plan.live_neurons if self.plan.is_dense else ():
-            if not neuron.aggregation_class.edge_parameter:
-                for edge in neuron.edges:
-                    if edge.is_projected and neuron.scales_matrix(edge):
-                        groups.setdefault((neuron.message_size, edge.source_size), []).append(edge.label)
-        return [labels for labels in groups.values() if len(labels) >= MIN_STACKED]
-
-    def added(self, steps: Sequence[TypedNode]) -> list[str]:
-        if self.plan.is_dense:
-            return ["add_parameters(self, self.plan.parameters, values, device=device, dtype=dtype)"]
-        places = {step.node_id: place for place, step in enumerate(self.plan.steps)}
-        return [f"add_parameters(self, self.plan.steps[{places[step.node_id]}].parameters, values)" for step in steps]
-
-
-def generate_class(plan: TypedGraph, dialect: Dialect = FAST) -> type[TranslatedModel]:
-    """Return a subclass of TranslatedModel with straight-line code for `plan`."""
-    class_names = {body.key: f"{class_name(body)}_{index}" for index, body in enumerate(plan.bodies)}
-    padded = {"is_padded": plan.is_padded}
-    bodies = {class_names[body.key]: class_of(body.changed(**padded), dialect) for body in plan.bodies}
-    source = _source(plan, _FastWriter(plan, replace(dialect, **padded), class_names))
-    key = repr(plan.key) + ("" if dialect is FAST else str(dialect.num_copies))
-    name = f"{class_name(plan)}_{sha256(key.encode()).hexdigest()[:12]}"
-    filename = f"<gflownet {name}>"
-    names = {"torch": torch, "F": F, "nn": nn, "Tensor": Tensor, "Base": TranslatedModel, "Proxy": Proxy}
-    namespace: dict[str, Any] = {**_NAMES, **names, **bodies, **dict(_outside_functions(plan))}
-    exec(compile(source, filename, "exec"), namespace)
-    methods = {method: namespace[method] for method in ("__init__", "forward", "step", "steps") if method in namespace}
-    read = frozenset(each.name for step in plan.live_steps for each in step.parameters if not each.module)
-    generated = type(name, (TranslatedModel,), {"plan": plan, "names": read, "__module__": __name__, **methods})
-    # Source lines for tracebacks, debuggers and torch.compile while the class exists.
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    weakref.finalize(generated, linecache.cache.pop, filename, None)
-    return generated
-
-
-def class_of(plan: TypedGraph, dialect: Dialect = FAST, *, is_cached: bool | None = None) -> Any:
-    """Return the class of a plan, from the cache if it is enabled."""
-    if not (CACHE.is_enabled if is_cached is None else is_cached):
-        return generate_class(plan, dialect)
-    key = plan.key if dialect is FAST else (plan.key, dialect.num_copies)
-    return CACHE.get(key, lambda: generate_class(plan, dialect))
-
-
-def class_name(plan: TypedGraph) -> str:
-    """Return a class name for a plan: of its subgraph or composite in camel case."""
-    words = re.findall(r"[A-Za-z0-9]+", plan.name)
-    name = "".join(word[0].upper() + word[1:] for word in words) or "TranslatedModel"
-    return name if name.isidentifier() and not iskeyword(name) else f"Block{name}"
-
-
-def _source(plan: TypedGraph, writer: ClassWriter) -> str:
-    """Return the source of `__init__`, `forward` and, for a plan with state, of `step` and `steps`."""
-    arguments = ", ".join(writer.arguments())
-    head = "__init__(self, values=(), device=None, dtype=None)"
-    # Every statement that adds parameters takes its values from the same iterator.
-    initial = ["Base.__init__(self, device, dtype)", "values = iter(values or self.plan.values)"]
-    functions = [_function(head, [*initial, *writer.initial_lines()])]
-    access = ["p, m = self._named_tensors(), self._modules"]
-    body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
-    if plan.name:  # a subgraph: its state comes from and goes to the model
-        state = [f"{slots_of(plan)} = state"] if plan.slots else []
-        returned = "return y, state" if plan.slots else "return y"
-        head = f"forward(self, {arguments}, state)" if plan.slots else f"forward(self, {arguments})"
-        return "\n".join([*functions, _function(head, [*access, *state, *body, returned])])
-    # Copies are called by their owner alone.
-    checks = _checks(plan, writer.arguments()) if writer.dialect.num_copies == 1 else []
-    head = f"forward(self, {arguments}, reset_states=False)"
-    if not plan.slots:
-        return "\n".join([*functions, _function(head, [*access, *checks, *body, "return y"])])
-    state = f"{slots_of(plan)} = state"
-    call = [
-        "if reset_states:",
-        "    self.state_manager.reset()",
-        f"state = self.state_manager.current({writer.arguments()[0]}, self._buffers['reference'])",
-        f"y, state = self.step({arguments}, state)",
-        "self.state_manager.store(state, is_new=reset_states)",
-    ]
-    functions.append(_function(f"step(self, {arguments}, state)", [*access, state, *body, "return y, state"]))
-    functions.append(_function(head, [*checks, *call, "return y"]))
-    if plan.is_run_by_node:
-        unpacked = ["batch, length = x.shape[:2]", "x = x.transpose(0, 1).flatten(0, 1)", state]
-        returned = "return y.unflatten(0, (length, batch)).transpose(0, 1), state"
-        functions.append(_function("steps(self, x, state)", [*access, *unpacked, *writer.sequence_lines(), returned]))
-    return "\n".join(functions)
-
-
-def _function(signature: str, lines: list[str]) -> str:
-    return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
-
-
-def slots_of(plan: TypedGraph) -> str:
-    """Return the variables of the slots as a tuple."""
-    return group([slot_name(slot.kind, slot.node_id) for slot in plan.slots])
-
-
-def _checks(plan: TypedGraph, arguments: list[str]) -> list[str]:
-    lines = ['dtype = self._buffers["reference"].dtype']
-    for position, (name, (_, _, shape)) in enumerate(zip(arguments, plan.inputs, strict=False)):
-        is_wrong = f"{name}.dtype != dtype" if shape.layout is not Layout.TOKENS else f"{name}.is_floating_point()"
-        sizes = (plan.input_size,) if plan.is_dense else shape.sizes
-        is_other = f"{name}.shape[1:] != {sizes}"
-        if len(sizes) == 1:  # faster than a comparison of slices
-            is_other = f"{name}.dim() != 2 or {name}.shape[1] != {sizes[0]}"
-        lines.append(f"if not isinstance({name}, Proxy) and ({is_other} or {is_wrong}):")  # of torch.fx
-        lines.append(f"    self._refuse({position}, {name})")
-        if shape.layout is Layout.TOKENS:
-            lines.append(f"{name} = {name}.long()")  # nn.Embedding takes no int16 or uint8
-    return lines
-
-
-def memory_format_lines(plan: TypedGraph, arguments: list[str]) -> list[str]:
-    """The statements that give images the memory format of a plan."""
-    images = [
-        name
-        for name, (_, _, shape) in zip(arguments, plan.inputs, strict=False)
-        if plan.channels_last and shape.layout is Layout.IMAGE
-    ]
-    return [f"{name} = {name}.contiguous(memory_format=torch.channels_last)" for name in images]
-
-
-def step_lines(plan: TypedGraph, writer: ClassWriter) -> list[str]:
-    """Return the statements of a time step, under torch.autocast if the plan asks for it: `y` is float32 then."""
-    lines = writer.step_lines()
-    if not plan.autocast:
-        return lines
-    casts = ["y.float()"]
-    if len(plan.outputs) > 1 and not plan.is_concatenated:
-        is_token = [shape.layout is Layout.TOKENS for _, shape in plan.outputs]
-        casts = [f"y[{place}]" + ("" if token else ".float()") for place, token in enumerate(is_token)]
-    elif any(shape.layout is Layout.TOKENS for _, shape in plan.outputs):
-        casts = ["y"]
-    cast = f"y = ({', '.join(casts)})" if len(casts) > 1 else f"y = {casts[0]}"
-    head = f"with torch.autocast({writer.arguments()[0]}.device.type, dtype=torch.{plan.autocast}):"
-    return [head, *(f"    {line}" for line in lines), cast]
-
-
-def _outside_functions(plan: TypedGraph) -> Iterator[tuple[str, Any]]:
-    """Yield the user's classes and constructors by their names in generated code."""
-    for step in plan.steps:
-        node, applied = step.node, step.operation
-        if ":" in node.activation_function:
-            yield outside_name(node.activation_function), outside_value(activation(node.activation_function))
-        if step.neuron is not None and ":" in step.neuron.aggregation:
-            yield outside_name(step.neuron.aggregation), aggregation(step.neuron.aggregation)
-        if applied is not None and not step.bodies:
-            yield from applied.row.outside_classes(applied.settings).items()
-            if has_own_build(applied.row):
-                yield own_build_name(step), partial(_built, step.input_shapes, applied)
-
-
-def _built(inputs: Mapping[str, Any], applied: Any) -> nn.Module:
-    return applied.row.build(inputs, applied.settings)
-
-
 def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
     """Return the dtype of the parameters, torch.float32 for None. Raises ValueError for one that is not floating."""
     if dtype is None:
         return torch.float32
-    if isinstance(dtype, str) and dtype in DTYPES:
+    if isinstance(dtype, str):  # checked before
         return getattr(torch, dtype)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype: expected a floating torch dtype, got {dtype!r}")
@@ -546,5 +273,5 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
 
 def _empty_model(plan: TypedGraph) -> TranslatedModel:
     """Return an empty instance, filled by pickle and copy."""
-    model_class = class_of(plan)
+    model_class = module_class(plan)
     return model_class.__new__(model_class)

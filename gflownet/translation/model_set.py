@@ -55,20 +55,9 @@ class ModelSet(nn.Module):
 
     first_step, predict, class_names = nn.Module.__call__, TranslatedModel.predict, TranslatedModel.class_names
 
-    def pure_module(self) -> nn.Module:
-        """Return this module."""
-        return self
-
-    def pure_arguments(self, batch_size: int) -> tuple[Tensor, ...]:
-        """Return the arguments of forward as zeros, for a batch."""
-        return self._translated.pure_arguments(batch_size)
-
-    def pure_names(self) -> tuple[list[str], list[str]]:
-        """Return the names of the inputs and of the output. Raises UserError for networks with state, or modules."""
-        return self._translated.pure_names()
-
     @property
-    def _translated(self) -> TranslatedModel:
+    def translated(self) -> TranslatedModel:
+        """A network without state. Raises UserError for networks with state, or modules."""
         for each in self.members:
             if not isinstance(each, TranslatedModel) or each.plan.slots:
                 raise UserError(f"expected a set of translated networks without state, got {type(each).__name__}")

@@ -10,11 +10,7 @@ from typing import Any
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import TypedGraph
 from gflownet.operations.tensor_shape import Layout
-from gflownet.operations.vocabulary import AUTOCAST_DTYPES, DTYPES, MEMORY_FORMATS, PROJECTIONS
-
-# Options that a graph may carry under config["translation"].
-_CHOICES = {"dtype": DTYPES, "projection": PROJECTIONS, "memory_format": MEMORY_FORMATS, "autocast": AUTOCAST_DTYPES}
-_CHOICES |= {"padded": (False, True)}
+from gflownet.operations.vocabulary import TRANSLATION_SETTINGS
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,15 @@ class TranslationConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
+        for name, setting in TRANSLATION_SETTINGS.items():
             value = getattr(self, name)
             # A dtype may also be a torch.dtype.
-            if value is not None and value not in choices and (name != "dtype" or isinstance(value, str)):
-                raise ValueError(f"{name}: expected one of {', '.join(map(str, choices))}, got {value!r}")
+            if value is not None and not setting.accepts(value) and (name != "dtype" or isinstance(value, str)):
+                raise ValueError(f"{name}: expected {setting.expected}, got {value!r}")
 
     def completed(self, settings: Mapping[str, Any]) -> TranslationConfig:
         """Return the options with None replaced by a graph's translation settings or the defaults."""
-        options = {name: getattr(self, name) for name in _CHOICES}
+        options = {name: getattr(self, name) for name in TRANSLATION_SETTINGS}
         values = {name: settings.get(name) if value is None else value for name, value in options.items()}
         return replace(self, **{**values, "projection": values["projection"] or "auto"})
 

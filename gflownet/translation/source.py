@@ -18,8 +18,7 @@ from gflownet.operations.neuron_code import PLAIN, Dialect, identifier, outside_
 from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
-from gflownet.translation.code import ClassWriter, has_own_build, shape_text
-from gflownet.translation.model import class_name, memory_format_lines, slots_of, step_lines
+from gflownet.translation.code import ClassWriter, class_name, has_own_build, method_text, shape_text
 from gflownet.translation.planning import checked
 
 _USED_NAMES = ("torch", "F", "nn", "Tensor", "super", "tuple", "tensor")
@@ -57,7 +56,11 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     plan, options = checked(graph, config)
     dtype = options.dtype
     plans = list(_bodies_first(plan))
-    _check_torch_is_enough(plans)
+    for neuron in (neuron for each in plans for neuron in each.neurons):
+        kind = activation(neuron.activation)
+        if issubclass(kind, Cell) and not kind.module.startswith("torch."):
+            got = neuron.activation
+            raise ValueError(f"node {neuron.node_id}: expected a cell of torch in a stand-alone source, got {got}")
     names = _class_names(plans, name)
     values = [each.values if each is not plan else plan.values_of(graph) for each in plans]
     first_values = [
@@ -82,15 +85,6 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     return "\n\n".join([header, *layer_sources, text])
 
 
-def _check_torch_is_enough(plans: list[TypedGraph]) -> None:
-    """Raise ValueError for a cell that is not in torch."""
-    for neuron in (step.neuron for plan in plans for step in plan.steps if step.neuron is not None):
-        kind = activation(neuron.activation)
-        if issubclass(kind, Cell) and not kind.module.startswith("torch."):
-            got = neuron.activation
-            raise ValueError(f"node {neuron.node_id}: expected a cell of torch in a stand-alone source, got {got}")
-
-
 @dataclass(frozen=True)
 class _FileWriter(ClassWriter):
     """Code of a file: parameters with their first values; rows with their own `build` are called by their class."""
@@ -99,15 +93,28 @@ class _FileWriter(ClassWriter):
     option: str = ""  # keyword arguments of every parameter, after a comma
 
     def added(self, steps: Sequence[TypedNode]) -> list[str]:
-        # Layers of a model with other operations are cast at the end, as in memory.
-        of_layers = self.option if self.plan.is_dense else ""
         return [
-            f"self.{identifier(parameter.module or parameter.name)} = "
-            + initial_code(parameter, self.first_values, of_layers if parameter.shape else self.option)
+            f"self.{identifier(parameter.module or parameter.name)} = {self._first(parameter)}"
             for step in steps
             for parameter in step.parameters
             if not parameter.name.endswith("weight_hh")  # in the cell of weight_ih
         ]
+
+    def _first(self, parameter: ParameterPlan) -> str:
+        """The expression of a parameter, or of the layer that holds it."""
+        if not parameter.shape:
+            return f"nn.Parameter(torch.tensor({self.first_values.get(parameter.name, 0.0)!r}{self.option}))"
+        # Layers of a model with other operations are cast at the end, as in memory.
+        option = self.option if self.plan.is_dense else ""
+        if parameter.initial is Initial.QUERY:
+            return f"nn.Parameter({QUERY_STD} * torch.randn({', '.join(map(str, parameter.shape))}{option}))"
+        rows, columns = parameter.shape
+        kind = parameter.module.partition("_")[0]
+        if kind in ("proj", "post"):
+            return f"nn.Linear({columns}, {rows}, bias=False{option})"
+        cell_class = activation(kind)
+        assert issubclass(cell_class, Cell)
+        return f"nn.{cell_class.module.partition(':')[2]}({columns}, {columns}, bias=False{option})"
 
     def own_build(self, step: TypedNode) -> str:
         assert step.operation is not None
@@ -162,18 +169,20 @@ def _class_source(
             "    if kernel.dim() == 4:  # of images",
             "        kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)",
         ]
-    methods = [_method("__init__(self)", initial), *_forward_methods(plan, writer, dtype)]
+    methods = [method_text("__init__(self)", initial, "    "), *_forward_methods(plan, writer, dtype)]
     return f"class {names[plan.key]}(nn.Module):\n" + "\n".join(methods)
 
 
 def _forward_methods(plan: TypedGraph, writer: ClassWriter, dtype: str | None) -> list[str]:
     shapes = " and ".join(shape_text(shape) for _, shape in plan.outputs)
-    body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
+    body = writer.body_lines()
     arguments = ", ".join(writer.arguments())
     if not plan.slots:
-        return [_method(f"forward(self, {arguments})", [f'"""Return {shapes}."""', *body, "return y"])]
-    name, lines = "forward" if plan.name else "step", [f"{slots_of(plan)} = state", *body, "return y, state"]
-    method = _method(f"{name}(self, {arguments}, state)", [f'"""Return {shapes} and the new state."""', *lines])
+        return [method_text(f"forward(self, {arguments})", [f'"""Return {shapes}."""', *body, "return y"], "    ")]
+    name, lines = "forward" if plan.name else "step", [*body, "return y, state"]
+    method = method_text(
+        f"{name}(self, {arguments}, state)", [f'"""Return {shapes} and the new state."""', *lines], "    "
+    )
     if plan.name:
         return [method]
     forward = _STATEFUL_FORWARD.format(
@@ -183,10 +192,6 @@ def _forward_methods(plan: TypedGraph, writer: ClassWriter, dtype: str | None) -
         shapes=tuple(slot.shape for slot in plan.slots),
     )
     return [method + forward]
-
-
-def _method(signature: str, lines: list[str]) -> str:
-    return f"    def {signature}:\n" + "".join(f"        {line}\n" for line in lines)
 
 
 def _imports(plan: TypedGraph) -> Iterator[str]:
@@ -224,24 +229,3 @@ def _layer_sources(text: str) -> list[str]:
                 needed[word] = inspect.getsource(classes[word])
                 pending.append(needed[word])
     return [needed[name] for name in classes if name in needed]
-
-
-def initial_code(parameter: ParameterPlan, values: Mapping[str, float], option: str = "") -> str:
-    """Return the expression of a parameter, or of the layer that holds it.
-
-    Args:
-        parameter: of a plan.
-        values: first values of 0-d parameters by name, 0 by default.
-        option: keyword arguments of every constructor, after a comma.
-    """
-    if parameter.initial is Initial.QUERY:
-        return f"nn.Parameter({QUERY_STD} * torch.randn({', '.join(map(str, parameter.shape))}{option}))"
-    if not parameter.module:
-        return f"nn.Parameter(torch.tensor({values.get(parameter.name, 0.0)!r}{option}))"
-    rows, columns = parameter.shape
-    kind = parameter.module.partition("_")[0]
-    if kind not in ("proj", "post"):
-        cell_class = activation(kind)
-        assert issubclass(cell_class, Cell)
-        return f"nn.{cell_class.module.partition(':')[2]}({columns}, {columns}, bias=False{option})"
-    return f"nn.Linear({columns}, {rows}, bias=False{option})"

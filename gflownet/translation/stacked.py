@@ -29,8 +29,7 @@ from gflownet.operations.sequences import is_untouched
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import activation
 from gflownet.training.precision import SignalBatchNorm, SignalConvolution
-from gflownet.translation.copies import LinearOfCopies, joined
-from gflownet.translation.model import TranslatedModel, class_of
+from gflownet.translation.model import TranslatedModel, module_class
 
 # Operations that treat channels alike, or whose module is replaced by one of all copies.
 _OPERATIONS = {Conv1d, Conv2d, DepthwiseConv1d, DepthwiseConv2d, BatchNorm, Linear, Head, Identity}
@@ -104,6 +103,11 @@ class StackedModel(nn.Module):
                 target[name].copy_(part)
 
 
+def join_copies(values: Sequence[Tensor]) -> Tensor:
+    """Return one value [B, K C, ...] of K values [B, C, ...]."""
+    return torch.stack([each.movedim(1, -1) for each in values], -2).flatten(-2).movedim(-1, 1)
+
+
 def _stacked(models: Sequence[Any]) -> Any:
     """Return one module for the same module of each copy."""
     first = models[0]
@@ -125,7 +129,7 @@ def _stacked(models: Sequence[Any]) -> Any:
         stacked._modules[name] = _stacked([each._modules[name] for each in models])
     match stacked:
         case TranslatedModel():
-            stacked.__class__ = class_of(first.plan, replace(FAST, num_copies=len(models)))
+            stacked.__class__ = module_class(first.plan, replace(FAST, num_copies=len(models)))
         case nn.Conv1d() | nn.Conv2d():
             stacked.groups *= len(models)
             stacked.in_channels *= len(models)  # more than one, see SignalConvolution
@@ -134,3 +138,28 @@ def _stacked(models: Sequence[Any]) -> Any:
         case _:
             raise AssertionError(f"no copies of {type(first).__name__}")
     return stacked
+
+
+class LinearOfCopies(nn.Module):
+    """K linear layers: vectors [B, K C] to [B, K O]."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.num_copies = len(layers)
+        self.weight = joined([each.weight for each in layers])  # [K O, C]
+        self.bias = None if layers[0].bias is None else joined([each.bias for each in layers])
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the product of each copy's vectors with its matrix."""
+        vectors = input.unflatten(1, (self.num_copies, -1)).transpose(0, 1)
+        matrices = self.weight.unflatten(0, (self.num_copies, -1)).mT
+        if self.bias is None:
+            products = torch.bmm(vectors, matrices)
+        else:
+            products = torch.baddbmm(self.bias.view(self.num_copies, 1, -1), vectors, matrices)
+        return products.transpose(0, 1).flatten(1)
+
+
+def joined(parameters: Sequence[Tensor]) -> nn.Parameter:
+    """Return the parameters of K copies as one, along the first axis."""
+    return nn.Parameter(torch.cat([each.detach() for each in parameters]))

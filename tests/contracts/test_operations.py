@@ -108,7 +108,7 @@ def test_operation_onnx_equals_model(name: str, tmp_path: Path) -> None:
         to_onnx(model, tmp_path / "model.onnx")
         session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
         inputs = inputs_of(model)
-        state = model.pure_arguments(inputs[0].shape[0])[len(inputs) :]  # zeros
+        state = model.state_manager.current(inputs[0], model.reference)  # zeros
         values = {
             each.name: tensor.numpy() for each, tensor in zip(session.get_inputs(), (*inputs, *state), strict=True)
         }

@@ -20,11 +20,11 @@ from gflownet.envs.skeleton import read_steps
 from gflownet.evaluation.candidates.language import LanguageDivergedError, LanguageSteps, LanguageTraining
 from gflownet.language.__main__ import main
 from gflownet.records.status import RunState, read_status
+from gflownet.rhn.cell_network import CellConfig
 from gflownet.rhn.checkpoint import description_of, load_language_model, load_text_model
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.network import RecurrentStack
 from gflownet.rhn.serving import SamplingParams, Stream
-from gflownet.translation.cell_network import CellConfig
 from tasks.language import block_graph
 from tests.finished_runs import FinishedRuns
 from tests.language.tiny import OPTIONS, TEXT, differences, last_state, metric_rows, train, write_files
@@ -94,7 +94,7 @@ def test_found_model_keeps_its_widths(tmp_path: Path, capsys: Captured) -> None:
         {"rank": 0, "graph": {}},
         {"rank": 1, "language_model": description_of(stack.config), "words": "lstm 10 > rhn 10"},
     ]
-    foreign = json.loads(json.dumps(blocks_of()).replace("gflownet.translation.cell_network:Causal", "no_such_module:"))
+    foreign = json.loads(json.dumps(blocks_of()).replace("gflownet.operations.recurrent:Causal", "no_such_module:"))
     entries.append({"rank": 2, "language_model": foreign})
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / "top_architectures.json").write_text(json.dumps(entries))
@@ -124,7 +124,7 @@ def blocks_of() -> dict[str, Any]:
     attention = {"name": "self_attention", "heads": 2, "causal": True, "rotary": True, "window": 5, "carry": True}
     declared = {
         "attention": attention,
-        "convolution": {"name": "gflownet.translation.cell_network:CausalConvolution", "kernel_size": 3},
+        "convolution": {"name": "gflownet.operations.recurrent:CausalConvolution", "kernel_size": 3},
     }
     blocks = {name: block_graph(read_steps(each, name), 12) for name, each in declared.items()}
     return description_of(CellConfig(blocks, ["convolution", "attention"], repeat=2, shared=True))

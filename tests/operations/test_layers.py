@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from gflownet.graphs.operation import operation, read_operation
 from gflownet.operations import layers
-from gflownet.operations.sequences import RHNLayer
 from gflownet.operations.tensor_shape import Shape
 from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.wavefront import RHNLayer
 
 
 def module_of(name: str, *shapes: Shape, **settings: object) -> Any:

@@ -368,6 +368,6 @@ def test_onnx_file_of_a_set(finished_runs, tmp_path: Path):
     model: Any = gflownet.load(finished_runs("images"), set=True)
     to_onnx(model, tmp_path / "set.onnx")
     session = runtime.InferenceSession(tmp_path / "set.onnx", providers=["CPUExecutionProvider"])
-    inputs = torch.rand(5, *model.pure_arguments(2)[0].shape[1:])
+    inputs = torch.rand(5, *model.translated.zeros(2)[0].shape[1:])
     (outputs,) = session.run(None, {"x": inputs.numpy()})
     np.testing.assert_allclose(outputs, model(inputs).detach().numpy(), atol=1e-5)

@@ -6,8 +6,8 @@ import torch
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.graphs.typed import graph_cost
-from gflownet.mdp.states import NO_EDGE, LabelledGraphs
-from gflownet.search.descriptors import Descriptors, ShapeNumbers, ordered, path_numbers, place_numbers, setting_numbers
+from gflownet.mdp.states import NO_EDGE, LabelledGraphs, ordered
+from gflownet.search.descriptors import Descriptors, path_numbers
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
 from tests.search.terminal_states import random_terminal_states
 
@@ -32,7 +32,7 @@ def test_shape_numbers_have_the_cost_of_the_network():
     env = ENVIRONMENTS["operation_graph"]()
     assert isinstance(env, OperationGraphEnv)
     states = random_terminal_states(env, 20, seed=0)
-    numbers = {name: x for name, _, x in ShapeNumbers(env)(states)}
+    numbers = {name: x for name, _, x in env.numbers(states)}
     costs = [graph_cost(env.terminal(states, index)) for index in range(20)]
     for name, values in (
         ("log parameters", [cost.num_parameters for cost in costs]),
@@ -44,7 +44,7 @@ def test_shape_numbers_have_the_cost_of_the_network():
 def test_setting_numbers_are_sums_over_nodes():
     env = computation_graphs(max_hidden_nodes=4, max_edges=8)
     states = random_terminal_states(env, 10, seed=0)
-    numbers = {name: x for name, _, x in setting_numbers(env, states)}
+    numbers = {name: x for name, _, x in env.numbers(states)}
     attribute = next(a for a in env.vocabulary.node_attributes if ordered(a.values) is not None)
     position = env.vocabulary.node_attributes.index(attribute)
     for row, values in enumerate(states.node_attr[:, :, position].tolist()):
@@ -56,7 +56,7 @@ def test_place_numbers_rank_values():
     env = ENVIRONMENTS["choices"]()
     assert isinstance(env, ChoicesEnv)
     states = random_terminal_states(env, 30, seed=0)
-    for name, _, values in place_numbers(env, states):
+    for name, _, values in env.numbers(states):
         place = next((p for p in env.places.places if p.name == name), None)
         if place is None:  # which value a place has
             continue

@@ -24,10 +24,10 @@ from gflownet.evaluation.task import Cost
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
+from gflownet.rhn.cell_network import CellNetwork
 from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
 from gflownet.rhn.network import RecurrentStack, fit_parameters, num_parameters
-from gflownet.translation.cell_network import CellNetwork
 from tasks.language import LanguageConfig, LanguageTask
 
 TINY = (

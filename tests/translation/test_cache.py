@@ -14,7 +14,7 @@ from gflownet.translation import (
     set_translation_cache_enabled,
     to_pytorch_model,
 )
-from gflownet.translation.cache import TranslationCache
+from gflownet.translation.classes import TranslationCache
 from tests.translation.graphs import chain, mixed
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.operations.activations import rhn_config
 from gflownet.rhn.layers import RHNBlock
+from gflownet.rhn.operation import rhn_config
 from gflownet.rhn.wavefront import along_wavefront
 from gflownet.translation import is_direct, summary, to_onnx, to_pytorch_model, to_source
 from gflownet.translation.graph_summary import GraphSummary

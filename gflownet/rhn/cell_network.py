@@ -10,17 +10,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.operations.convolution import reach
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape
-from gflownet.operations.vocabulary import POSITIVE_INT
 from gflownet.rhn.layers import RMSNorm, Run, SequenceLayer, embedding_table
 from gflownet.rhn.network import RecurrentNetwork
 from gflownet.training.random_states import seeded
@@ -34,52 +29,6 @@ _CHECKED_ROWS, _CHECKED_PARTS = 2, (5, 1, 7)
 CHECKED_LENGTH = sum(_CHECKED_PARTS)
 _CHECKED_NOISE = 0.1  # in weights
 _TOLERANCE = 1e-4
-
-
-class CausalConvolution(Operation):
-    """Convolution of each feature of a sequence over this and the `kernel_size` - 1 positions before.
-
-    Its state is the inputs at the positions before.
-    """
-
-    category = Category.CONVOLUTION
-    settings = MappingProxyType(
-        {"kernel_size": Setting(POSITIVE_INT, 4, choices=(4, 8)), "dilation": Setting(POSITIVE_INT, 1)}
-    )
-    examples = (Example((Shape.of((5, 3)),), {"kernel_size": 2, "dilation": 3}),)
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, Layout.SEQUENCE)
-
-    @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        return {"before": (single_input(inputs).channels, reach(settings))}
-
-    @classmethod
-    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
-        return CarriedConvolution(single_input(inputs).channels, **settings)
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).channels * (settings["kernel_size"] + 1)
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).num_elements * settings["kernel_size"]
-
-
-class CarriedConvolution(nn.Module):
-    """A causal depthwise convolution that continues from the inputs of the call before."""
-
-    def __init__(self, features: int, *, kernel_size: int, dilation: int) -> None:
-        super().__init__()
-        self.convolution = nn.Conv1d(features, features, kernel_size, dilation=dilation, groups=features)
-
-    def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [R, T, W] for x [R, T, W] after the inputs before [R, W, reach], and the next state."""
-        window = torch.cat((before, x.mT), 2)
-        return self.convolution(window).mT, window[:, :, x.shape[1] :]
 
 
 @dataclass(frozen=True)
