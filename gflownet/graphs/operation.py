@@ -148,7 +148,7 @@ def operation(name: str) -> type[Operation]:
     loaded = OPERATIONS.load(name, import_module("torch").nn.Module)
     if not issubclass(loaded, Operation):
         return module_operation(home, loaded)
-    from gflownet.operations.standalone import check_row  # imports torch
+    from gflownet.operations.probe import check_row  # imports torch
 
     check_row(loaded, name)
     return loaded
@@ -215,7 +215,7 @@ class AppliedOperation:
 
     def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
         """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""
-        from gflownet.operations.standalone import cost_of  # imports torch
+        from gflownet.operations.probe import cost_of  # imports torch
 
         return self._checked("a cost", cost_of, inputs)
 

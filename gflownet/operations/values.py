@@ -151,3 +151,10 @@ def hashable(value: Any) -> Any:
         return FrozenObject(tuple(sorted((key, hashable(item)) for key, item in value.items())))
     is_list = isinstance(value, Sequence) and not isinstance(value, str)  # a list of a config is neither list nor tuple
     return tuple(map(hashable, value)) if is_list else value
+
+
+def exact(value: Any) -> Any:
+    """Return a hashable form of a JSON value in which 2, 2.0 and true differ."""
+    if isinstance(value, Mapping):
+        return dict, *((key, exact(item)) for key, item in sorted(value.items()))
+    return tuple(map(exact, value)) if isinstance(value, tuple | list) else (type(value), value)
