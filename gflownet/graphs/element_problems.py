@@ -253,10 +253,12 @@ def _port_problems(
     # Edges from missing nodes feed a port, too: they are reported once, as edges.
     into = [edge for _, edge in sorted(graph.edges.items()) if edge.enabled and edge.target == node.node_id]
     used = [edge.attributes.get("port", INPUT_PORT) for edge in into]
-    if not all(isinstance(port, str) for port in used):
+    if not {*map(type, used)} <= {str}:
         return  # reported as an invalid attribute of the edge
     fed = dict.fromkeys(used)
     accepted = (*ports, *optional)
+    if {*ports} <= fed.keys() <= {*accepted}:
+        return
     names = ", ".join([*accepted[:MAX_SHOWN], *(["..."] if len(accepted) > MAX_SHOWN else [])]) or "none"
     for port in fed:
         if port not in accepted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Protocol
 
 from gflownet.operations.values import checked_float, checked_int, frozen_attributes, is_finite, shown, thawed
@@ -131,6 +132,7 @@ class GraphElements(Protocol):
 
 # A node with one of these maps tensors; one without is a neuron, or an input of a width.
 TENSOR_ATTRIBUTES = ("operation", "subgraph", "shape")
+_TENSOR_ATTRIBUTES = frozenset(TENSOR_ATTRIBUTES)
 
 
 def is_dense(graph: GraphElements) -> bool:
@@ -139,4 +141,5 @@ def is_dense(graph: GraphElements) -> bool:
     Such a graph is written with every field, its model takes all features side by side, and an unmarked cycle is read
     one time step late.
     """
-    return not any(key in node.attributes for node in graph.nodes.values() for key in TENSOR_ATTRIBUTES)
+    attributes = map(attrgetter("attributes"), graph.nodes.values())
+    return all(map(_TENSOR_ATTRIBUTES.isdisjoint, attributes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
@@ -68,15 +68,16 @@ def input_shape(node: Node) -> Shape:
     if dtype == "token":
         layout = Layout.TOKENS
     entries = sizes if isinstance(sizes, tuple) else (sizes,)
-    if not all(isinstance(size, int) and not isinstance(size, bool) for size in entries):
+    if not {*map(type, entries)} <= {int}:
         raise ShapeError(f"expected a shape of integers, got {shown(thawed(sizes))}")
     return Shape.of(entries, layout)
 
 
-def by_port(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
+def by_port(edges: Sequence[Edge]) -> dict[str, list[Edge]]:
     """Return the edges into a node by port, in their order."""
     ports: dict[str, list[Edge]] = {}
-    for edge in sorted(edges, key=lambda edge: (edge.order, edge.edge_id)):
+    edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id)) if len(edges) > 1 else edges
+    for edge in edges:
         ports.setdefault(edge.attributes.get("port", INPUT_PORT), []).append(edge)
     return ports
 

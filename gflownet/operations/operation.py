@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.errors import did_you_mean
 from gflownet.operations.tensor_shape import FLOATS, Layout, Shape, ShapeError
-from gflownet.operations.values import hashable, shown, thawed
+from gflownet.operations.values import SCALARS, hashable, shown, thawed
 from gflownet.operations.vocabulary import Parameter
 from gflownet.plugins import load_function
 
@@ -261,7 +261,11 @@ def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]
     """Return name and value of every setting, sorted. Raises ValueError for an unknown, invalid or missing one."""
     for _, message in setting_errors(row, name, values):
         raise ValueError(message)
-    return tuple(sorted((key, hashable(values.get(key, each.default))) for key, each in row.settings.items()))
+    items = []
+    for key in sorted(row.settings):
+        value = values.get(key, row.settings[key].default)
+        items.append((key, value if type(value) in SCALARS else hashable(value)))
+    return tuple(items)
 
 
 def setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

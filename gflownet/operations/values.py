@@ -15,6 +15,7 @@ MAX_INT_BITS = 2**13
 _SMALL_INT = 2**62
 # Lists and objects within an attribute; far below Python's recursion limit.
 MAX_NESTING = 32
+SCALARS = frozenset((int, float, bool, str, type(None)))
 
 
 class _ShortText(Repr):
@@ -156,5 +157,9 @@ def hashable(value: Any) -> Any:
 def exact(value: Any) -> Any:
     """Return a hashable form of a JSON value in which 2, 2.0 and true differ."""
     if isinstance(value, Mapping):
-        return dict, *((key, exact(item)) for key, item in sorted(value.items()))
-    return tuple(map(exact, value)) if isinstance(value, tuple | list) else (type(value), value)
+        keys = tuple(sorted(value))
+        return dict, keys, exact([value[key] for key in keys])
+    if not isinstance(value, tuple | list):
+        return type(value), value
+    kinds = tuple(map(type, value))
+    return kinds, tuple(value) if SCALARS.issuperset(kinds) else tuple(map(exact, value))

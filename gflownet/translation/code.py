@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gflownet.graphs.operation_shapes import MergePlan
-from gflownet.graphs.typed import StateSlot, TypedGraph, TypedNode
+from gflownet.graphs.typed import Apply, StateSlot, TypedGraph, TypedNode
 from gflownet.operations.activations import CodeActivation
 from gflownet.operations.neuron import EdgePlan, NeuronPlan
 from gflownet.operations.neuron_code import (
@@ -151,11 +151,10 @@ class ClassWriter:
             if len(set(calls)) == 1:
                 return [f"self.{step.label} = nn.ModuleList([{calls[0]} for _ in range({len(calls)})])"]
             return [f"self.{step.label} = nn.ModuleList([{', '.join(calls)}])"]
-        assert step.operation is not None
-        row, settings = step.operation.row, step.operation.settings
-        if has_own_build(row):
+        assert isinstance(step.what, Apply)
+        if has_own_build(step.what.operation.row):
             return [f"self.{step.label} = {self.own_build(step)}"]
-        expression = row.constructor(step.input_shapes, settings)
+        expression = step.what.at.constructor
         return [f"self.{step.label} = {expression}"] if expression else []
 
     def _computed(self, step: TypedNode) -> list[str]:
@@ -172,9 +171,8 @@ class ClassWriter:
         result = variable(step.node_id)
         if step.bodies:
             return [*lines, *self._repeated(step, values), *self._activated(step, result)]
-        assert step.operation is not None
-        row, settings = step.operation.row, step.operation.settings
-        call = row.call(step.input_shapes, settings)
+        assert isinstance(step.what, Apply)
+        call = step.what.at.call
         if self.dialect.moves_channels and "{input}.mean(" in call:
             shape = step.input_shapes[INPUT_PORT]
             call = call.replace(f"{{input}}{_mean(shape)}", f"{{input}}{_mean(shape, moves_channels=True)}")
@@ -254,13 +252,14 @@ class ClassWriter:
     def _message(self, step: TypedNode, merge: MergePlan, position: int, *, is_weighted: bool) -> str:
         """The aligned and weighted value of one in-edge."""
         edge, adapter = merge.edges[position], merge.adapters[position]
-        label = step.edge_labels[edge.edge_id]
         value = pooled(read_value(edge.source, is_late=edge.edge_id in merge.late), adapter, self.dialect)
         if adapter.changes_channels and merge.is_learned:
-            value = f"{self.dialect.module(f'adapt_{label}')}({value})"
+            value = f"{self.dialect.module(f'adapt_{step.edge_labels[edge.edge_id]}')}({value})"
         elif adapter.changes_channels:
             value = _padded(value, adapter, self.dialect)
-        return f"{value} * {self.dialect.parameter(f'weight_{label}')}" if is_weighted else value
+        if not is_weighted:
+            return value
+        return f"{value} * {self.dialect.parameter(f'weight_{step.edge_labels[edge.edge_id]}')}"
 
 
 def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:

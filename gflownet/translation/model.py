@@ -429,20 +429,21 @@ def class_name(plan: TypedGraph) -> str:
 
 def _source(plan: TypedGraph, writer: ClassWriter) -> str:
     """Return the source of `__init__`, `forward` and, for a plan with state, of `step` and `steps`."""
-    arguments = ", ".join(writer.arguments())
+    names = writer.arguments()
+    arguments = ", ".join(names)
     head = "__init__(self, values=(), device=None, dtype=None)"
     # Every statement that adds parameters takes its values from the same iterator.
     initial = ["Base.__init__(self, device, dtype)", "values = iter(values or self.plan.values)"]
     functions = [_function(head, [*initial, *writer.initial_lines()])]
     access = ["p, m = self._named_tensors(), self._modules"]
-    body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
+    body = [*memory_format_lines(plan, names), *step_lines(plan, writer)]
     if plan.name:  # a subgraph: its state comes from and goes to the model
         state = [f"{slots_of(plan)} = state"] if plan.slots else []
         returned = "return y, state" if plan.slots else "return y"
         head = f"forward(self, {arguments}, state)" if plan.slots else f"forward(self, {arguments})"
         return "\n".join([*functions, _function(head, [*access, *state, *body, returned])])
     # Copies are called by their owner alone.
-    checks = _checks(plan, writer.arguments()) if writer.dialect.num_copies == 1 else []
+    checks = _checks(plan, names) if writer.dialect.num_copies == 1 else []
     head = f"forward(self, {arguments}, reset_states=False)"
     if not plan.slots:
         return "\n".join([*functions, _function(head, [*access, *checks, *body, "return y"])])
@@ -450,7 +451,7 @@ def _source(plan: TypedGraph, writer: ClassWriter) -> str:
     call = [
         "if reset_states:",
         "    self.state_manager.reset()",
-        f"state = self.state_manager.current({writer.arguments()[0]}, self._buffers['reference'])",
+        f"state = self.state_manager.current({names[0]}, self._buffers['reference'])",
         f"y, state = self.step({arguments}, state)",
         "self.state_manager.store(state, is_new=reset_states)",
     ]
@@ -464,7 +465,7 @@ def _source(plan: TypedGraph, writer: ClassWriter) -> str:
 
 
 def _function(signature: str, lines: list[str]) -> str:
-    return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
+    return "\n    ".join([f"def {signature}:", *lines]) + "\n"
 
 
 def slots_of(plan: TypedGraph) -> str:
