@@ -8,6 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Protocol
 
+from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.values import checked_float, checked_int, frozen_attributes, is_finite, shown, thawed
 
 DEFAULT_AGGREGATION = "sum"
@@ -62,6 +63,16 @@ class Node:
         return self.attributes.get("aggregation", DEFAULT_AGGREGATION)
 
     @property
+    def port(self) -> Any:
+        """The port of an INPUT node of a subgraph (any JSON value until validate() has passed)."""
+        return self.attributes.get("port", INPUT_PORT)
+
+    @property
+    def repeat(self) -> Any:
+        """How often a subgraph is applied (any JSON value until validate() has passed)."""
+        return self.attributes.get("repeat", 1)
+
+    @property
     def derivation(self) -> Any:
         """Nodes with one derivation share their bias and post layer; None: none."""
         return self.attributes.get("derivation_uuid")
@@ -91,6 +102,11 @@ class Edge:
     def __reduce__(self) -> tuple[Any, ...]:
         fields = (self.edge_id, self.source, self.target, self.weight, self.enabled)
         return Edge, (*fields, thawed(self.attributes))
+
+    @property
+    def port(self) -> Any:
+        """The input of the target that the edge feeds (any JSON value until validate() has passed)."""
+        return self.attributes.get("port", INPUT_PORT)
 
     @property
     def is_recurrent(self) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
-from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import AXES, Adapter, Layout, Shape, ShapeError, broadcast, join
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import activation
@@ -78,7 +77,7 @@ def by_port(edges: Sequence[Edge]) -> dict[str, list[Edge]]:
     ports: dict[str, list[Edge]] = {}
     edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id)) if len(edges) > 1 else edges
     for edge in edges:
-        ports.setdefault(edge.attributes.get("port", INPUT_PORT), []).append(edge)
+        ports.setdefault(edge.port, []).append(edge)
     return ports
 
 
@@ -155,4 +154,4 @@ def check_alignment(adapters: Sequence[Adapter], align: str | None, kind: str, r
 def inner_ports(inner: GraphElements) -> dict[str, int]:
     """Return the INPUT node of a subgraph for each port (its attribute `port`, else input), by ascending id."""
     inputs = [node for _, node in sorted(inner.nodes.items()) if node.node_type is NodeType.INPUT]
-    return {node.attributes.get("port", INPUT_PORT): node.node_id for node in inputs}
+    return {node.port: node.node_id for node in inputs}

@@ -641,7 +641,7 @@ class _Visit:
         try:
             if node.node_type is NodeType.INPUT:
                 shape = self._outside.get(node_id) or input_shape(node)
-                return TypedNode(node, Input(node.attributes.get("port", INPUT_PORT)), {}, shape, node_id)
+                return TypedNode(node, Input(node.port), {}, shape, node_id)
             if _is_neuron(node):
                 return self._neuron(node, edges, known)
             typed = self._tensor_node(node, edges, known)
@@ -731,7 +731,7 @@ class _Visit:
 
     def _call(self, node: Node, shapes: Mapping[str, Shape]) -> tuple[Call, Shape]:
         """Return a subgraph and its output after all repetitions; each reads the one before at the port input."""
-        name, repeat = node.attributes["subgraph"], node.attributes.get("repeat", 1)
+        name, repeat = node.attributes["subgraph"], node.repeat
         inner = self._graph.subgraph(name)
         ports = inner_ports(inner)
         if set(ports) != set(shapes):
@@ -776,7 +776,7 @@ def _check_late(node: TypedNode, late: Sequence[Edge], before: Mapping[int, Type
         raise NodeShapeError(node.node_id, f"expected recurrent edges that fit {expected}, got {node.output} with them")
     if any(before[edge.source].output.layout is Layout.TOKENS for edge in late):
         raise NodeShapeError(node.node_id, "expected no recurrent edge from tokens, got one")
-    if any(edge.attributes.get("port") == WEIGHT_PORT for edge in late) and WEIGHT_PORT in node.inputs:
+    if any(edge.port == WEIGHT_PORT for edge in late) and WEIGHT_PORT in node.inputs:
         raise NodeShapeError(node.node_id, f"expected no recurrent edge into the port {WEIGHT_PORT}, got one")
 
 
@@ -812,7 +812,7 @@ def _input_ids(graph: GraphElements) -> list[int]:
 
 
 def _ports(edges: Iterable[Edge]) -> set[Any]:
-    return {edge.attributes.get("port", INPUT_PORT) for edge in edges}
+    return {edge.port for edge in edges}
 
 
 def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:

@@ -220,7 +220,7 @@ def _num_expanded(graph: GraphElements, counts: dict[int, int]) -> int:
 def _num_applied(graph: GraphElements, node: Node, counts: dict[int, int]) -> int:
     if "subgraph" not in node.attributes:
         return 0
-    repeat = node.attributes.get("repeat", 1)
+    repeat = node.repeat
     inner = _subgraph(graph, node)
     if inner is None:
         return 0
