@@ -31,7 +31,7 @@ from gflownet.graphs.operation_shapes import (
 )
 from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
 from gflownet.operations.neuron import EdgePlan, NeuronPlan, neuron_shape
-from gflownet.operations.neuron_code import identifier
+from gflownet.operations.neuron_code import identifier, variable
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.parameters import Initial, ParameterPlan
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
@@ -386,10 +386,17 @@ class TypedGraph:
 
     @cached_property
     def inputs(self) -> tuple[tuple[str, int, Shape], ...]:
-        """Port, node id and shape, by ascending id: the arguments of forward."""
+        """Port, node id and shape of the INPUT nodes, by ascending id."""
         nodes = self.nodes.items()
         found = [(each.what.port, node_id, each.output) for node_id, each in nodes if isinstance(each.what, Input)]
         return tuple(sorted(found, key=lambda each: each[1]))
+
+    @cached_property
+    def arguments(self) -> tuple[tuple[str, Shape], ...]:
+        """Name and shape of each argument of forward: a dense graph takes the features of all inputs side by side."""
+        if self.is_dense:
+            return (("x", Shape((self.input_size,), Layout.VECTOR)),)
+        return tuple((variable(node_id), shape) for _, node_id, shape in self.inputs)
 
     @cached_property
     def outputs(self) -> tuple[tuple[int, Shape], ...]:

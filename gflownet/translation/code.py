@@ -125,7 +125,7 @@ class ClassWriter:
 
     def arguments(self) -> list[str]:
         """The variables that forward takes."""
-        return ["x"] if self.plan.is_dense else [variable(node_id) for _, node_id, _ in self.plan.inputs]
+        return [name for name, _ in self.plan.arguments]
 
     def own_build(self, step: TypedNode) -> str:
         """The expression that makes the module of a row with its own `build`."""

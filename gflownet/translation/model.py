@@ -22,7 +22,7 @@ from torch.fx import Proxy
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import StateSlot, TypedGraph, TypedNode
 from gflownet.operations import layers
-from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, outside_value, slot_name, variable
+from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, outside_value, slot_name
 from gflownet.operations.sequences import gru_sequence, lstm_sequence, project, rhn_sequence, scaled_matrices
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import DTYPES, activation, aggregation
@@ -171,9 +171,10 @@ class TranslatedModel(nn.Module):
 
         Raises: ValueError for a wrong rank, width, dtype or length 0.
         """
-        for position, x in enumerate(inputs):
-            sizes = self._sizes(position)
-            if x.dim() < 2 or x.shape[2:] != sizes or not self._has_dtype(position, x) or not x.shape[1]:
+        for position, (x, (_, shape)) in enumerate(zip(inputs, self.plan.arguments, strict=False)):
+            is_token = shape.layout is Layout.TOKENS
+            has_dtype = not x.is_floating_point() if is_token else x.dtype == self.reference.dtype
+            if x.dim() < 2 or x.shape[2:] != shape.sizes or not has_dtype or not x.shape[1]:
                 self._refuse(position, x, sequence=True)
         if not self.plan.slots:
             y = self(*(x.flatten(0, 1) for x in inputs))
@@ -227,11 +228,10 @@ class TranslatedModel(nn.Module):
 
     def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the arguments of forward as zeros, for a batch."""
-        dtypes = [torch.int64 if shape.layout is Layout.TOKENS else None for _, _, shape in self.plan.inputs]
-        return tuple(
-            self.reference.new_zeros(batch_size, *self._sizes(position), dtype=dtype)
-            for position, dtype in enumerate(dtypes[:1] if self.plan.is_dense else dtypes)
-        )
+        shapes = [shape for _, shape in self.plan.arguments]
+        dtypes = [torch.int64 if shape.layout is Layout.TOKENS else None for shape in shapes]
+        sizes = ((batch_size, *shape.sizes) for shape in shapes)
+        return tuple(self.reference.new_zeros(each, dtype=dtype) for each, dtype in zip(sizes, dtypes, strict=True))
 
     def first_step(self, *inputs: Tensor) -> Any:
         """Return forward as at the start of a sequence; a stored state stays unchanged."""
@@ -255,8 +255,7 @@ class TranslatedModel(nn.Module):
         plan = self.plan
         several = len(plan.outputs) > 1 and not plan.is_concatenated
         outputs = [f"y{node_id}" for node_id, _ in plan.outputs] if several else ["y"]
-        names = [variable(node_id) for _, node_id, _ in plan.inputs]
-        inputs = names if len(names) > 1 and not plan.is_dense else ["x"]
+        inputs = [name for name, _ in plan.arguments] if len(plan.arguments) > 1 else ["x"]
         states = [slot_name(slot.kind, slot.node_id) for slot in plan.slots]
         return [*inputs, *states], [*outputs, *(f"next_{state}" for state in states)]
 
@@ -264,14 +263,6 @@ class TranslatedModel(nn.Module):
         """Return the parameters outside of layers; by attribute if one is computed or pruned, or in a replica."""
         p = self._parameters
         return p if p.keys() >= self.names else {name: getattr(self, name) for name in self.names}
-
-    def _sizes(self, position: int) -> tuple[int, ...]:
-        """Return the sizes of an argument of forward after the batch."""
-        return (self.plan.input_size,) if self.plan.is_dense else self.plan.inputs[position][2].sizes
-
-    def _has_dtype(self, position: int, x: Tensor) -> bool:
-        is_token = self.plan.inputs[position][2].layout is Layout.TOKENS
-        return not x.is_floating_point() if is_token else x.dtype == self.reference.dtype
 
     def _refuse(self, position: int, x: Tensor, *, sequence: bool = False) -> NoReturn:
         _, node_id, shape = self.plan.inputs[position]
@@ -429,21 +420,21 @@ def class_name(plan: TypedGraph) -> str:
 
 def _source(plan: TypedGraph, writer: ClassWriter) -> str:
     """Return the source of `__init__`, `forward` and, for a plan with state, of `step` and `steps`."""
-    names = writer.arguments()
+    names = [name for name, _ in plan.arguments]
     arguments = ", ".join(names)
     head = "__init__(self, values=(), device=None, dtype=None)"
     # Every statement that adds parameters takes its values from the same iterator.
     initial = ["Base.__init__(self, device, dtype)", "values = iter(values or self.plan.values)"]
     functions = [_function(head, [*initial, *writer.initial_lines()])]
     access = ["p, m = self._named_tensors(), self._modules"]
-    body = [*memory_format_lines(plan, names), *step_lines(plan, writer)]
+    body = [*memory_format_lines(plan), *step_lines(plan, writer)]
     if plan.name:  # a subgraph: its state comes from and goes to the model
         state = [f"{slots_of(plan)} = state"] if plan.slots else []
         returned = "return y, state" if plan.slots else "return y"
         head = f"forward(self, {arguments}, state)" if plan.slots else f"forward(self, {arguments})"
         return "\n".join([*functions, _function(head, [*access, *state, *body, returned])])
     # Copies are called by their owner alone.
-    checks = _checks(plan, names) if writer.dialect.num_copies == 1 else []
+    checks = _checks(plan) if writer.dialect.num_copies == 1 else []
     head = f"forward(self, {arguments}, reset_states=False)"
     if not plan.slots:
         return "\n".join([*functions, _function(head, [*access, *checks, *body, "return y"])])
@@ -473,14 +464,13 @@ def slots_of(plan: TypedGraph) -> str:
     return group([slot_name(slot.kind, slot.node_id) for slot in plan.slots])
 
 
-def _checks(plan: TypedGraph, arguments: list[str]) -> list[str]:
+def _checks(plan: TypedGraph) -> list[str]:
     lines = ['dtype = self._buffers["reference"].dtype']
-    for position, (name, (_, _, shape)) in enumerate(zip(arguments, plan.inputs, strict=False)):
+    for position, (name, shape) in enumerate(plan.arguments):
         is_wrong = f"{name}.dtype != dtype" if shape.layout is not Layout.TOKENS else f"{name}.is_floating_point()"
-        sizes = (plan.input_size,) if plan.is_dense else shape.sizes
-        is_other = f"{name}.shape[1:] != {sizes}"
-        if len(sizes) == 1:  # faster than a comparison of slices
-            is_other = f"{name}.dim() != 2 or {name}.shape[1] != {sizes[0]}"
+        is_other = f"{name}.shape[1:] != {shape.sizes}"
+        if len(shape.sizes) == 1:  # faster than a comparison of slices
+            is_other = f"{name}.dim() != 2 or {name}.shape[1] != {shape.sizes[0]}"
         lines.append(f"if not isinstance({name}, Proxy) and ({is_other} or {is_wrong}):")  # of torch.fx
         lines.append(f"    self._refuse({position}, {name})")
         if shape.layout is Layout.TOKENS:
@@ -488,13 +478,9 @@ def _checks(plan: TypedGraph, arguments: list[str]) -> list[str]:
     return lines
 
 
-def memory_format_lines(plan: TypedGraph, arguments: list[str]) -> list[str]:
+def memory_format_lines(plan: TypedGraph) -> list[str]:
     """The statements that give images the memory format of a plan."""
-    images = [
-        name
-        for name, (_, _, shape) in zip(arguments, plan.inputs, strict=False)
-        if plan.channels_last and shape.layout is Layout.IMAGE
-    ]
+    images = [name for name, shape in plan.arguments if plan.channels_last and shape.layout is Layout.IMAGE]
     return [f"{name} = {name}.contiguous(memory_format=torch.channels_last)" for name in images]
 
 

@@ -71,7 +71,7 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     layer_sources = _layer_sources(text)
     header = _HEADER.format(
         types="Tensor, nn" if layer_sources else "nn",
-        inputs=f"[B, {plan.input_size}]" if plan.is_dense else " and ".join(shape_text(s) for _, _, s in plan.inputs),
+        inputs=" and ".join(shape_text(shape) for _, shape in plan.arguments),
         outputs=" and ".join(shape_text(shape) for _, shape in plan.outputs),
         needs=", ".join(dict.fromkeys(["torch", *modules])),
         imports="".join(f"{line}\n" for line in imports),
@@ -165,7 +165,7 @@ def _class_source(
 
 def _forward_methods(plan: TypedGraph, writer: ClassWriter, dtype: str | None) -> list[str]:
     shapes = " and ".join(shape_text(shape) for _, shape in plan.outputs)
-    body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
+    body = [*memory_format_lines(plan), *step_lines(plan, writer)]
     arguments = ", ".join(writer.arguments())
     if not plan.slots:
         return [_method(f"forward(self, {arguments})", [f'"""Return {shapes}."""', *body, "return y"])]

@@ -433,6 +433,8 @@ def test_identity_does_not_depend_on_defaults_that_are_written_out() -> None:
     assert one_node(written, IMAGE).canonical_key() == short.canonical_key()
     for changed in ({"stride": 2}, {"kernel_size": [3, 3]}, {"in_channels": 4}):
         assert one_node({**written, **changed}, IMAGE).canonical_key() != short.canonical_key()
+    zeros: list[Any] = [read_operation({"name": "dropout", "dropout": value}) for value in (0, 0.0)]
+    assert [each.at({"input": IMAGE}).constructor for each in zeros] == ["nn.Dropout(0)", "nn.Dropout(0.0)"]
 
 
 def test_module_in_summary_drawing_and_source() -> None:
