@@ -258,7 +258,7 @@ def test_module_that_mixes_the_examples_of_a_batch_is_refused(name: str, argumen
         ({"name": "torch:cumsum", "dim": -3}, SEQUENCE),
         ({"name": "torch:roll", "shifts": 1}, VECTOR),
         ({"name": "torch:flip", "dims": [0]}, VECTOR),
-        ({"name": "torch:msort"}, SEQUENCE),
+        ({"name": "torch:sort", "dim": 0, "output": 0}, SEQUENCE),
         ({"name": "torch:tril"}, VECTOR),  # by the place in the batch
         ({"name": "torch:squeeze"}, VECTOR),  # of a batch of one
         ({"name": "torch:reshape", "shape": [-1, 2]}, VECTOR),  # more rows than examples
