@@ -35,14 +35,13 @@ from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Edge, Node
 from gflownet.graphs.operation import read_operation
 from gflownet.graphs.operation_shapes import input_shape
-from gflownet.graphs.typed import graph_cost, infer_shapes
+from gflownet.graphs.typed import Apply, graph_cost, infer_shapes
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import SIZES, Rule, Rules
 from gflownet.mdp.states import NO_EDGE, NO_LIMIT, UNSET, GraphStates, LabelledGraphs, Numbers
-from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.values import thawed
 
@@ -323,7 +322,7 @@ class OperationGraphEnv(NetworkEnv):
         names = self.choices.ports[self.choices_of(target)[0]] if is_hidden else ()
         if len(names) < 2:
             return (UNSET,)
-        places = sorted(position_of(names, each.attributes.get("port", INPUT_PORT), "port") for each in edges)
+        places = sorted(position_of(names, each.port, "port") for each in edges)
         return (position_of(self.vocabulary.edge_attributes[0].values, "+".join(map(str, places)), "set of ports"),)
 
     def node_fields(self, position: int, operation: int, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,10 +366,10 @@ class OperationGraphEnv(NetworkEnv):
         modules: dict[str, list[int]] = {}
         values = [list(each) for each in description.node_values]
         for node_id, shapes in infer_shapes(candidate).items():
-            inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
-            if shapes.node.node_type is NodeType.HIDDEN and shapes.operation and shapes.operation.cost(inputs)[0]:
+            applied = shapes.what if isinstance(shapes.what, Apply) else None
+            if shapes.node.node_type is NodeType.HIDDEN and applied is not None and applied.at.cost[0]:
                 values[position[node_id]][-1] = 0
-                modules.setdefault(str(shapes.node.attributes.get("share", node_id)), []).append(position[node_id])
+                modules.setdefault(applied.share or str(node_id), []).append(position[node_id])
         unset = (UNSET,) * len(self.vocabulary.edge_attributes)
         pairs = (pair for nodes in modules.values() for pair in permutations(nodes, 2))
         shares = {pair: DescribedEdge(SHARES, unset) for pair in pairs}

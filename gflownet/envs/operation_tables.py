@@ -26,7 +26,7 @@ from gflownet.envs.operation_choices import OperationChoices, Prefix
 from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.mdp.states import NO_LIMIT
 from gflownet.operations.operation import INPUT_PORT
-from gflownet.operations.standalone import cost_of
+from gflownet.operations.probe import cost_of
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape, ShapeError
 
 UNKNOWN = -1  # number of a shape that is not known

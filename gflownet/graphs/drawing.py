@@ -118,7 +118,7 @@ class _Builder:
         for edge in self._late:
             key, ports = self._starts[edge.target]
             source, exit_port = self._ends[edge.source]
-            entry = ports.get(str(edge.attributes.get("port", INPUT_PORT)))
+            entry = ports.get(str(edge.port))
             tooltip, style = self._edge_look(edge)
             self._links.append(FigureLink(source, key, "", tooltip, style, entry, exit_port, is_ranked=False))
         return Figure(self._items, self._links)
@@ -141,7 +141,7 @@ class _Builder:
         return shape_text(self._known[node_id].output) if node_id in self._known else ""
 
     def _add_input(self, node: Node) -> None:
-        port = str(node.attributes.get("port", INPUT_PORT))
+        port = str(node.port)
         if self._is_inner:
             key = self._add(Item(Form.PORT, Cell("")))
             self.ports.setdefault(port, key)
@@ -166,7 +166,7 @@ class _Builder:
     def _add_node(self, node: Node) -> None:
         by_port: dict[str, list[Edge]] = {}
         for edge in self._incoming.get(node.node_id, []):
-            by_port.setdefault(str(edge.attributes.get("port", INPUT_PORT)), []).append(edge)
+            by_port.setdefault(str(edge.port), []).append(edge)
         cell = self._cell(node)
         entries: list[FigureLink] = []
         for port, edges in by_port.items():

@@ -112,7 +112,7 @@ def node_problems(graph: GraphElements, node: Node, *, is_vectors: bool, is_subg
     if is_input:
         yield from _attribute_problems(node, _INPUT_ATTRIBUTES, ("shape",), "an input")
         yield from _shape_problems(node, is_subgraph=is_subgraph)
-        if is_subgraph and attributes.get("port") == WEIGHT_PORT:
+        if is_subgraph and node.port == WEIGHT_PORT:
             message = f"expected a port of a subgraph other than {WEIGHT_PORT}, got {WEIGHT_PORT}"
             yield _at_node(node, "invalid_attribute", message)
         return
@@ -233,7 +233,7 @@ def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProble
         yield _at_node(node, _SUBGRAPH_CODES.get(type(error), "invalid_subgraph"), str(error))
         return
     inputs = [each for each in inner.nodes.values() if each.node_type is NodeType.INPUT]
-    names = [each.attributes.get("port", INPUT_PORT) for each in inputs]
+    names = [each.port for each in inputs]
     if not names or not all(isinstance(name, str) for name in names):
         return  # reported in the subgraph
     if len(set(names)) < len(names):
@@ -241,7 +241,7 @@ def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProble
         yield _at_node(node, "duplicate_port", message)
         return
     yield from _port_problems(graph, node, tuple(inner_ports(inner)))
-    if INPUT_PORT not in names and node.attributes.get("repeat", 1) != 1:
+    if INPUT_PORT not in names and node.repeat != 1:
         message = f"expected a port {INPUT_PORT} of a repeated subgraph, got {', '.join(names)}"
         yield _at_node(node, "repeat_mismatch", message)
 
@@ -252,11 +252,13 @@ def _port_problems(
     """Yield the unknown ports of a node's in-edges, and the ports without an edge."""
     # Edges from missing nodes feed a port, too: they are reported once, as edges.
     into = [edge for _, edge in sorted(graph.edges.items()) if edge.enabled and edge.target == node.node_id]
-    used = [edge.attributes.get("port", INPUT_PORT) for edge in into]
-    if not all(isinstance(port, str) for port in used):
+    used = [edge.port for edge in into]
+    if not {*map(type, used)} <= {str}:
         return  # reported as an invalid attribute of the edge
     fed = dict.fromkeys(used)
     accepted = (*ports, *optional)
+    if {*ports} <= fed.keys() <= {*accepted}:
+        return
     names = ", ".join([*accepted[:MAX_SHOWN], *(["..."] if len(accepted) > MAX_SHOWN else [])]) or "none"
     for port in fed:
         if port not in accepted:
@@ -289,7 +291,7 @@ def edge_problems(graph: GraphElements, edge: Edge, *, is_vectors: bool) -> Iter
             yield at_edge(edge, "invalid_attribute", unexpected_value(accepted[key].expected, key, value))
     if target is None or is_scaled or edge.weight == DEFAULT_WEIGHT or target.node_type is NodeType.INPUT:
         return
-    is_tied = edge.attributes.get("port") == WEIGHT_PORT and "operation" in target.attributes
+    is_tied = edge.port == WEIGHT_PORT and "operation" in target.attributes
     if is_tied or not target.attributes.get("edge_weight"):
         reason = f"into the port {WEIGHT_PORT}" if is_tied else f"without edge_weight of node {edge.target}"
         yield at_edge(edge, "unused_weight", f"expected weight {DEFAULT_WEIGHT} {reason}, got {edge.weight}")
@@ -330,7 +332,7 @@ def duplicate_edges(graph: GraphElements) -> Iterator[GraphProblem]:
         return
     first: dict[Any, int] = {}
     for edge_id, edge in sorted(graph.edges.items()):
-        port = edge.attributes.get("port", INPUT_PORT)
+        port = edge.port
         earlier = first.setdefault((edge.source, edge.target, str(port)), edge_id)
         if earlier != edge_id:
             message = f"expected one edge {edge.source} -> {edge.target}, got edge {earlier} before it"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Protocol
 
+from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.values import checked_float, checked_int, frozen_attributes, is_finite, shown, thawed
 
 DEFAULT_AGGREGATION = "sum"
@@ -61,6 +63,16 @@ class Node:
         return self.attributes.get("aggregation", DEFAULT_AGGREGATION)
 
     @property
+    def port(self) -> Any:
+        """The port of an INPUT node of a subgraph (any JSON value until validate() has passed)."""
+        return self.attributes.get("port", INPUT_PORT)
+
+    @property
+    def repeat(self) -> Any:
+        """How often a subgraph is applied (any JSON value until validate() has passed)."""
+        return self.attributes.get("repeat", 1)
+
+    @property
     def derivation(self) -> Any:
         """Nodes with one derivation share their bias and post layer; None: none."""
         return self.attributes.get("derivation_uuid")
@@ -90,6 +102,11 @@ class Edge:
     def __reduce__(self) -> tuple[Any, ...]:
         fields = (self.edge_id, self.source, self.target, self.weight, self.enabled)
         return Edge, (*fields, thawed(self.attributes))
+
+    @property
+    def port(self) -> Any:
+        """The input of the target that the edge feeds (any JSON value until validate() has passed)."""
+        return self.attributes.get("port", INPUT_PORT)
 
     @property
     def is_recurrent(self) -> bool:
@@ -131,6 +148,7 @@ class GraphElements(Protocol):
 
 # A node with one of these maps tensors; one without is a neuron, or an input of a width.
 TENSOR_ATTRIBUTES = ("operation", "subgraph", "shape")
+_TENSOR_ATTRIBUTES = frozenset(TENSOR_ATTRIBUTES)
 
 
 def is_dense(graph: GraphElements) -> bool:
@@ -139,4 +157,5 @@ def is_dense(graph: GraphElements) -> bool:
     Such a graph is written with every field, its model takes all features side by side, and an unmarked cycle is read
     one time step late.
     """
-    return not any(key in node.attributes for node in graph.nodes.values() for key in TENSOR_ATTRIBUTES)
+    attributes = map(attrgetter("attributes"), graph.nodes.values())
+    return all(map(_TENSOR_ATTRIBUTES.isdisjoint, attributes))

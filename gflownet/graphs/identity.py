@@ -114,9 +114,7 @@ def _broadcasts(graph: GraphElements) -> dict[int, int]:
 
 def _may_broadcast(graph: GraphElements) -> bool:
     """Return whether some node merges several inputs without an alignment."""
-    inputs = Counter(
-        (edge.target, str(edge.attributes.get("port", INPUT_PORT))) for edge in graph.edges.values() if edge.enabled
-    )
+    inputs = Counter((edge.target, str(edge.port)) for edge in graph.edges.values() if edge.enabled)
     several = {node_id for (node_id, _), count in inputs.items() if count > 1}
     return any(node_id in graph.nodes and "align" not in graph.nodes[node_id].attributes for node_id in several)
 
@@ -139,7 +137,7 @@ def _input_ids(graph: GraphElements, *, is_subgraph: bool) -> list[int]:
     ids = _ids_of(graph, NodeType.INPUT)
     if not is_subgraph:
         return ids
-    return sorted(ids, key=lambda node_id: str(graph.nodes[node_id].attributes.get("port", INPUT_PORT)))
+    return sorted(ids, key=lambda node_id: str(graph.nodes[node_id].port))
 
 
 def _ranks(graph: GraphElements) -> Iterator[tuple[int, str]]:
@@ -155,7 +153,7 @@ def _operation_ranks(graph: GraphElements) -> Iterator[tuple[int, str]]:
         places: dict[str, int] = {}
         for edge in edges:
             if edge.enabled:
-                port = str(edge.attributes.get("port", INPUT_PORT))
+                port = str(edge.port)
                 places[port] = places.get(port, -1) + 1
                 yield edge.edge_id, f"#{places[port]} "
 
@@ -187,7 +185,7 @@ def _operation_node_colours(
             attributes.pop("share", None)  # names are interchangeable: nodes are joined
         if "subgraph" in attributes:
             attributes["subgraph"] = _applied(attributes["subgraph"], subgraph_key)
-            if attributes.get("repeat", 1) == 1 and isinstance(attributes.get("share"), bool):
+            if node.repeat == 1 and isinstance(attributes.get("share"), bool):
                 del attributes["share"]
         colours[node_id] = _head(node, size) + _attributes_colour(attributes, _OPERATION_NODE_DEFAULTS, _LABELS)
     return colours

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from gflownet.operations.modules import function_operation, module_operation
 from gflownet.operations.operation import Operation, complete_settings, is_port, setting_errors
 from gflownet.operations.signatures import named_function
 from gflownet.operations.tensor_shape import Shape, ShapeError
-from gflownet.operations.values import shown, thawed
+from gflownet.operations.values import exact, shown, thawed
 from gflownet.plugins import HIGHER_ROWS, BuiltIn, ExtensionPoint, load_function
 
 _OPERATIONS, _COMPOSITES = "gflownet.operations", "gflownet.graphs.composites"
@@ -148,7 +148,7 @@ def operation(name: str) -> type[Operation]:
     loaded = OPERATIONS.load(name, import_module("torch").nn.Module)
     if not issubclass(loaded, Operation):
         return module_operation(home, loaded)
-    from gflownet.operations.standalone import check_row  # imports torch
+    from gflownet.operations.probe import check_row  # imports torch
 
     check_row(loaded, name)
     return loaded
@@ -183,48 +183,93 @@ class AppliedOperation:
         """The class as module:Class."""
         return OPERATIONS.home(self.name)
 
-    @property
-    def settings(self) -> dict[str, Any]:
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
         """Every setting by name."""
-        return dict(self.items)
+        return MappingProxyType(dict(self.items))
 
-    @property
+    @cached_property
     def required_ports(self) -> tuple[str, ...]:
         """The names of the inputs that it needs with these settings."""
         return tuple(self.row.required_ports(self.settings))
 
+    def at(self, inputs: Mapping[str, Shape]) -> OperationAt:
+        """Return the operation at the shapes of its inputs, by port: one object for equal shapes."""
+        key = self.row, tuple(inputs.items()), self._exact
+        if (found := _PLACED.get(key)) is None:
+            if len(_PLACED) >= _MAX_PLACED:
+                _PLACED.clear()
+            found = _PLACED[key] = OperationAt(self, inputs)
+        return found
+
+    @cached_property
+    def _exact(self) -> Any:
+        return exact(self.settings)
+
     def infer_shape(self, inputs: Mapping[str, Shape]) -> Shape:
         """Return the output shape. Raises ShapeError, also for a mistake in the class."""
-        shape = self._called("infer_shape", inputs)
-        if not isinstance(shape, Shape) or any(type(size) is not int for size in shape.sizes):
+        return self.at(inputs).output
+
+    def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
+        """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""
+        return self.at(inputs).cost
+
+
+class OperationAt:
+    """An operation at the shapes of its inputs: all that a graph reads of its class, each read once.
+
+    Properties raise ShapeError, also for a mistake in the class.
+    """
+
+    def __init__(self, operation: AppliedOperation, inputs: Mapping[str, Shape]) -> None:
+        self._operation, self._row, self._arguments = operation, operation.row, (inputs, operation.settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AppliedOperation.at, (self._operation, self._arguments[0])
+
+    @cached_property
+    def output(self) -> Shape:
+        """The output shape."""
+        shape = self._checked("a result of infer_shape", self._row.infer_shape)
+        if not isinstance(shape, Shape) or not {*map(type, shape.sizes)} <= {int}:
             raise ShapeError(f"expected infer_shape to return a Shape of integers, got {shown(shape)}")
         return shape
 
-    def weight_shape(self, inputs: Mapping[str, Shape]) -> Shape:
-        """Return the shape of the module's weight. Raises ShapeError without one, also for a mistake in the class."""
-        return self._called("weight_shape", inputs)
+    @cached_property
+    def weight(self) -> Shape:
+        """The shape of the module's weight. Raises ShapeError without one."""
+        return self._checked("a result of weight_shape", self._row.weight_shape)
 
-    def state(self, inputs: Mapping[str, Shape]) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of the state by name. Raises ShapeError for a mistake in the class."""
-        state = self._called("state", inputs)
+    @cached_property
+    def state(self) -> Mapping[str, tuple[int, ...]]:
+        """The sizes of the state by name."""
+        state = self._checked("a result of state", self._row.state)
         if not isinstance(state, Mapping) or not all(
             is_port(name) and isinstance(state[name], tuple) for name in state
         ):
             raise ShapeError(f"expected state to return tuples of sizes by name, got {shown(state)}")
-        return dict(state)
+        return state
 
-    def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
-        """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""
-        from gflownet.operations.standalone import cost_of  # imports torch
+    @cached_property
+    def cost(self) -> tuple[int, int]:
+        """Parameters and multiply-adds."""
+        from gflownet.operations.probe import cost_of  # imports torch
 
-        return self._checked("a cost", cost_of, inputs)
+        return self._checked("a cost", partial(cost_of, self._row))
 
-    def _called(self, method: str, inputs: Mapping[str, Shape]) -> Any:
-        return self._checked(f"a result of {method}", lambda row, *arguments: getattr(row, method)(*arguments), inputs)
+    @cached_property
+    def constructor(self) -> str:
+        """The expression that makes the module, see `Operation.constructor`."""
+        return self._row.constructor(*self._arguments)
 
-    def _checked(self, expected: str, function: Callable[..., Any], inputs: Mapping[str, Shape]) -> Any:
+    @cached_property
+    def call(self) -> str:
+        """The expression of the output, see `Operation.call`."""
+        return self._row.call(*self._arguments)
+
+    def _checked(self, expected: str, method: Callable[..., Any]) -> Any:
         try:
-            return function(self.row, inputs, self.settings)
+            return method(*self._arguments)
         except UserError as error:
             raise ShapeError(str(error)) from error
         except ShapeError:
@@ -232,6 +277,10 @@ class AppliedOperation:
         except Exception as error:  # raised by the user's own class
             reason = " ".join(str(error).split())
             raise ShapeError(f"expected {expected}, got {type(error).__name__}: {reason}") from error
+
+
+_MAX_PLACED = 2**14
+_PLACED: dict[tuple[Any, ...], OperationAt] = {}  # by class, shapes and settings
 
 
 def read_operation(value: Any) -> AppliedOperation:
@@ -262,4 +311,5 @@ def operation_errors(value: Any) -> Iterator[tuple[str, str]]:
 def _name_and_settings(value: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ValueError(f"expected an operation with a name, got {shown(thawed(value))}")
-    return value["name"], {key: item for key, item in value.items() if key != "name"}
+    settings = dict(value)
+    return settings.pop("name"), settings

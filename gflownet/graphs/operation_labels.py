@@ -113,7 +113,7 @@ def _name(node: Node) -> object:
 
 def frame_title(node: Node) -> str:
     """Return name and repetitions of a subgraph."""
-    repeat, share = node.attributes.get("repeat", 1), node.attributes.get("share", False)
+    repeat, share = node.repeat, node.attributes.get("share", False)
     times = f" {TIMES} {repeat}" if repeat != 1 else ""
     return shortened(f"{node.attributes['subgraph']}{times}{', shared' if share is True else ''}", MAX_LABEL_LENGTH)
 

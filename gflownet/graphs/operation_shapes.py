@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
-from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import AXES, Adapter, Layout, Shape, ShapeError, broadcast, join
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import activation
@@ -68,16 +67,17 @@ def input_shape(node: Node) -> Shape:
     if dtype == "token":
         layout = Layout.TOKENS
     entries = sizes if isinstance(sizes, tuple) else (sizes,)
-    if not all(isinstance(size, int) and not isinstance(size, bool) for size in entries):
+    if not {*map(type, entries)} <= {int}:
         raise ShapeError(f"expected a shape of integers, got {shown(thawed(sizes))}")
     return Shape.of(entries, layout)
 
 
-def by_port(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
+def by_port(edges: Sequence[Edge]) -> dict[str, list[Edge]]:
     """Return the edges into a node by port, in their order."""
     ports: dict[str, list[Edge]] = {}
-    for edge in sorted(edges, key=lambda edge: (edge.order, edge.edge_id)):
-        ports.setdefault(edge.attributes.get("port", INPUT_PORT), []).append(edge)
+    edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id)) if len(edges) > 1 else edges
+    for edge in edges:
+        ports.setdefault(edge.port, []).append(edge)
     return ports
 
 
@@ -154,4 +154,4 @@ def check_alignment(adapters: Sequence[Adapter], align: str | None, kind: str, r
 def inner_ports(inner: GraphElements) -> dict[str, int]:
     """Return the INPUT node of a subgraph for each port (its attribute `port`, else input), by ascending id."""
     inputs = [node for _, node in sorted(inner.nodes.items()) if node.node_type is NodeType.INPUT]
-    return {node.attributes.get("port", INPUT_PORT): node.node_id for node in inputs}
+    return {node.port: node.node_id for node in inputs}

@@ -19,7 +19,7 @@ from typing import Any
 
 from gflownet.graphs.element_problems import GraphProblem
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, is_dense
-from gflownet.graphs.operation import AppliedOperation, read_operation
+from gflownet.graphs.operation import AppliedOperation, OperationAt, read_operation
 from gflownet.graphs.operation_shapes import (
     MergePlan,
     by_port,
@@ -31,7 +31,7 @@ from gflownet.graphs.operation_shapes import (
 )
 from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
 from gflownet.operations.neuron import EdgePlan, NeuronPlan, neuron_shape
-from gflownet.operations.neuron_code import identifier
+from gflownet.operations.neuron_code import identifier, variable
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.parameters import Initial, ParameterPlan
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
@@ -104,6 +104,7 @@ class Apply:
     """An operation; one made of other operations has their graph as its body."""
 
     operation: AppliedOperation
+    at: OperationAt  # at the shapes of the node's inputs
     share: str  # names the weights of several nodes; "": weights of its own
     bodies: tuple[TypedGraph, ...] = ()
 
@@ -130,32 +131,32 @@ class TypedNode:
     tied_to: str = ""  # name of the module whose weight the port `weight` reads
     has_edge_weights: bool = False  # each in-edge scales its value by a learned number, and a learned bias is added
 
-    @property
+    @cached_property
     def node_id(self) -> int:
         """The node's id."""
         return self.node.node_id
 
-    @property
+    @cached_property
     def edges(self) -> list[Edge]:
         """The enabled in-edges, port by port."""
         return [edge for plan in self.inputs.values() for edge in plan.edges]
 
-    @property
+    @cached_property
     def is_first(self) -> bool:
         """Whether the node makes the module, which others may share."""
         return self.owner == self.node.node_id
 
-    @property
+    @cached_property
     def neuron(self) -> NeuronPlan | None:
         """The plan of a neuron."""
         return self.what if isinstance(self.what, NeuronPlan) else None
 
-    @property
+    @cached_property
     def operation(self) -> AppliedOperation | None:
         """The operation; None of an input, a subgraph and a neuron."""
         return self.what.operation if isinstance(self.what, Apply) else None
 
-    @property
+    @cached_property
     def bodies(self) -> tuple[TypedGraph, ...]:
         """The graphs of a subgraph or composite, one per repetition."""
         return self.what.bodies if isinstance(self.what, Apply | Call) else ()
@@ -233,10 +234,9 @@ class TypedNode:
         """The state of the node itself; the outputs that recurrent edges read are slots of the graph."""
         if isinstance(self.what, NeuronPlan):
             return tuple(StateSlot(kind, self.node_id, (size,)) for kind, size in self.what.state())
-        if self.bodies or self.operation is None:
+        if self.bodies or not isinstance(self.what, Apply):
             return tuple(slot for slots in self.body_slots for slot in slots)
-        state = self.operation.state(self.input_shapes)
-        return tuple(StateSlot(kind, self.node_id, shape) for kind, shape in state.items())
+        return tuple(StateSlot(kind, self.node_id, shape) for kind, shape in self.what.at.state.items())
 
     @cached_property
     def cost(self) -> OperationCost:
@@ -249,14 +249,13 @@ class TypedNode:
             positions = prod(self.output.positions)
             products, elements = self.what.multiply_adds() * positions, self.what.elementwise_flops() * positions
             return OperationCost(self.what.num_parameters(), products, elements)
-        learned = [adapter for plan in self.inputs.values() if plan.is_learned for adapter in plan.adapters]
-        total = OperationCost(
-            sum(each.num_parameters for each in learned) + len(self.parameters),
-            sum(each.multiply_adds for each in learned),
-        )
+        total = OperationCost(len(self.parameters))
+        for plan in self.inputs.values():
+            for adapter in plan.adapters if plan.is_learned else ():
+                total += OperationCost(adapter.num_parameters, adapter.multiply_adds)
         try:
             if isinstance(self.what, Apply):
-                num_parameters, multiply_adds = self.what.operation.cost(self.input_shapes)
+                num_parameters, multiply_adds = self.what.at.cost
                 total += OperationCost(num_parameters if self.is_first else 0, multiply_adds)
             for repetition, body in enumerate(self.what.bodies if isinstance(self.what, Call) else ()):
                 is_new = not self.is_shared or (self.is_first and repetition == 0)
@@ -388,10 +387,17 @@ class TypedGraph:
 
     @cached_property
     def inputs(self) -> tuple[tuple[str, int, Shape], ...]:
-        """Port, node id and shape, by ascending id: the arguments of forward."""
+        """Port, node id and shape of the INPUT nodes, by ascending id."""
         nodes = self.nodes.items()
         found = [(each.what.port, node_id, each.output) for node_id, each in nodes if isinstance(each.what, Input)]
         return tuple(sorted(found, key=lambda each: each[1]))
+
+    @cached_property
+    def arguments(self) -> tuple[tuple[str, Shape], ...]:
+        """Name and shape of each argument of forward: a dense graph takes the features of all inputs side by side."""
+        if self.is_dense:
+            return (("x", Shape((self.input_size,), Layout.VECTOR)),)
+        return tuple((variable(node_id), shape) for _, node_id, shape in self.inputs)
 
     @cached_property
     def outputs(self) -> tuple[tuple[int, Shape], ...]:
@@ -415,7 +421,8 @@ class TypedGraph:
     def steps(self) -> tuple[TypedNode, ...]:
         """The nodes with parameters and modules: those that are computed, in a dense graph dead ones too."""
         nodes = self.nodes.items()
-        return tuple(each for i, each in nodes if not _is_input(each) and (self.is_dense or i in self.live))
+        kept = self.nodes.keys() if self.is_dense else self.live
+        return tuple(each for i, each in nodes if i in kept and not isinstance(each.what, Input))
 
     @cached_property
     def live_steps(self) -> tuple[TypedNode, ...]:
@@ -487,7 +494,7 @@ class TypedGraph:
     @cached_property
     def slots(self) -> tuple[StateSlot, ...]:
         """The recurrent state; empty for a feed-forward graph."""
-        late = (edge for step in self.live_steps for plan in step.inputs.values() for edge in plan.late_edges)
+        late = (e for step in self.live_steps for plan in step.inputs.values() if plan.late for e in plan.late_edges)
         sources = dict.fromkeys(edge.source for edge in late)
         outputs = [StateSlot("output", source, self.nodes[source].output.sizes) for source in sources]
         return (*outputs, *(slot for step in self.live_steps for slot in step.slots))
@@ -643,7 +650,7 @@ class _Visit:
         try:
             if node.node_type is NodeType.INPUT:
                 shape = self._outside.get(node_id) or input_shape(node)
-                return TypedNode(node, Input(node.attributes.get("port", INPUT_PORT)), {}, shape, node_id)
+                return TypedNode(node, Input(node.port), {}, shape, node_id)
             if _is_neuron(node):
                 return self._neuron(node, edges, known)
             typed = self._tensor_node(node, edges, known)
@@ -709,7 +716,9 @@ class _Visit:
             what, output = self._call(node, shapes)
         else:
             what, output = self._apply(node, shapes)
-        owner = self._owners.get(_shared_weights(node) or ("", ""), node.node_id)
+        owner = node.node_id
+        if self._owners:
+            owner = self._owners.get(_shared_weights(node) or ("", ""), owner)
         tied = merges[WEIGHT_PORT].edges[0].source if WEIGHT_PORT in merges else None
         tied_to = known[tied].label if tied is not None else ""
         has_edge_weights = attributes.get("edge_weight") is True
@@ -719,19 +728,19 @@ class _Visit:
         applied = read_operation(node.attributes["operation"])
         required = applied.required_ports
         ports = (*required, *applied.row.optional_ports)
-        if any(port not in shapes for port in required) or any(port not in ports for port in shapes):
+        if not ({*required} <= shapes.keys() <= {*ports}):
             expected, got = ", ".join(ports), ", ".join(shapes) or "none"
             raise ShapeError(f"{applied.name}: expected edges into the ports {expected}, got {got}")
         try:
-            output = applied.infer_shape(shapes)
+            output = (at := applied.at(shapes)).output
         except ShapeError as error:
             raise ShapeError(f"{applied.name}: {error}") from None
         body = applied.row.typed_body(applied.name, shapes, applied.settings, self._typed.projection)
-        return Apply(applied, node.attributes.get("share", ""), () if body is None else (body,)), output
+        return Apply(applied, at, node.attributes.get("share", ""), () if body is None else (body,)), output
 
     def _call(self, node: Node, shapes: Mapping[str, Shape]) -> tuple[Call, Shape]:
         """Return a subgraph and its output after all repetitions; each reads the one before at the port input."""
-        name, repeat = node.attributes["subgraph"], node.attributes.get("repeat", 1)
+        name, repeat = node.attributes["subgraph"], node.repeat
         inner = self._graph.subgraph(name)
         ports = inner_ports(inner)
         if set(ports) != set(shapes):
@@ -763,9 +772,9 @@ def _source_weight(edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> Mer
     if len(edges) != 1:
         raise ShapeError(f"expected one edge into the port {WEIGHT_PORT}, got {len(edges)}")
     source = known[edges[0].source]
-    if source.operation is None:
+    if not isinstance(source.what, Apply):
         raise ShapeError(f"expected an operation with a weight at the port {WEIGHT_PORT}, got node {edges[0].source}")
-    shape = source.operation.weight_shape(source.input_shapes)
+    shape = source.what.at.weight
     return MergePlan(tuple(edges), (Adapter(shape, shape),), "sum", "never", shape)
 
 
@@ -776,7 +785,7 @@ def _check_late(node: TypedNode, late: Sequence[Edge], before: Mapping[int, Type
         raise NodeShapeError(node.node_id, f"expected recurrent edges that fit {expected}, got {node.output} with them")
     if any(before[edge.source].output.layout is Layout.TOKENS for edge in late):
         raise NodeShapeError(node.node_id, "expected no recurrent edge from tokens, got one")
-    if any(edge.attributes.get("port") == WEIGHT_PORT for edge in late) and WEIGHT_PORT in node.inputs:
+    if any(edge.port == WEIGHT_PORT for edge in late) and WEIGHT_PORT in node.inputs:
         raise NodeShapeError(node.node_id, f"expected no recurrent edge into the port {WEIGHT_PORT}, got one")
 
 
@@ -807,16 +816,12 @@ def _is_neuron(node: Node) -> bool:
     return not ("operation" in attributes or "subgraph" in attributes or node.node_type is NodeType.INPUT)
 
 
-def _is_input(node: TypedNode) -> bool:
-    return isinstance(node.what, Input)
-
-
 def _input_ids(graph: GraphElements) -> list[int]:
     return sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT)
 
 
 def _ports(edges: Iterable[Edge]) -> set[Any]:
-    return {edge.attributes.get("port", INPUT_PORT) for edge in edges}
+    return {edge.port for edge in edges}
 
 
 def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:
@@ -833,10 +838,13 @@ def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str
 def _frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     if not attributes:
         return ()
-    return tuple(
-        sorted((k, _text(v) if isinstance(v, Mapping) else v) for k, v in attributes.items() if k != "derivation_uuid")
-    )
+    pairs = []
+    for key in sorted(attributes):
+        value = attributes[key]
+        if key != "derivation_uuid":
+            pairs.append((key, _text(value) if isinstance(value, Mapping) else value))
+    return tuple(pairs)
 
 
 def _text(data: Any) -> str:
-    return json.dumps(thawed(data), sort_keys=True) if data else ""
+    return json.dumps(data, default=dict, sort_keys=True) if data else ""

@@ -57,7 +57,8 @@ def typed(graph: GraphElements, projection: str) -> TypedGraph:
     """Return a graph with the problems that prevent its translation, and the nodes that depend on none of them."""
     is_vectors, broken = is_dense(graph), dict[int, set[int]]()
     problems = [*_setting_problems(graph), *static_problems(graph, broken, is_vectors=is_vectors)]
-    size = 0 if is_vectors else _num_expanded(graph, {})
+    is_nested = bool(graph.config.get("subgraphs"))
+    size = 0 if is_vectors else _num_expanded(graph, {}) if is_nested else len(graph.nodes)
     known = TypedGraph(graph, projection, broken=graph.nodes if size > MAX_EXPANDED_NODES else broken[id(graph)])
     if size > MAX_EXPANDED_NODES:
         message = f"graph: expected at most {MAX_EXPANDED_NODES:,} nodes with all repetitions, got {size:,}"
@@ -219,7 +220,7 @@ def _num_expanded(graph: GraphElements, counts: dict[int, int]) -> int:
 def _num_applied(graph: GraphElements, node: Node, counts: dict[int, int]) -> int:
     if "subgraph" not in node.attributes:
         return 0
-    repeat = node.attributes.get("repeat", 1)
+    repeat = node.repeat
     inner = _subgraph(graph, node)
     if inner is None:
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from gflownet.operations.activations import Cell, CodeActivation
@@ -52,6 +53,7 @@ FAST = Dialect(
 SEQUENCE = replace(FAST, is_sequence=True)
 
 
+@lru_cache(maxsize=2**12)
 def identifier(name: str) -> str:
     """A parameter's name as a Python identifier (ids may be negative)."""
     return name.replace("-", "m")
@@ -64,6 +66,7 @@ def _attribute(name: str) -> str:
 PLAIN = Dialect(parameter=_attribute, module=_attribute)
 
 
+@lru_cache(maxsize=2**12)
 def variable(node_id: int) -> str:
     """The variable that holds a node's output [B, size]."""
     return identifier(f"x{node_id}")

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.errors import did_you_mean
 from gflownet.operations.tensor_shape import FLOATS, Layout, Shape, ShapeError
-from gflownet.operations.values import hashable, shown, thawed
+from gflownet.operations.values import SCALARS, hashable, shown, thawed
 from gflownet.operations.vocabulary import Parameter
 from gflownet.plugins import load_function
 
@@ -147,13 +148,22 @@ class Operation:
     def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module | None:
         """Return a new module with random first values from torch's global generator; None for no module."""
         source = cls.constructor(inputs, settings)
-        if not source:
-            return None
+        return cls.evaluated(source, settings) if source else None
+
+    @classmethod
+    def whole(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        """Return the expression of a result of which `call` may take a part."""
+        return cls.call(inputs, settings)
+
+    @classmethod
+    def evaluated(cls, source: str, settings: Mapping[str, Any], **values: Any) -> Any:
+        """Return the value of an expression of generated code, with `values` by name."""
         import torch
 
         from gflownet.operations import layers
 
-        return eval(source, {**vars(layers), **cls.outside_classes(settings), "torch": torch, "nn": torch.nn})
+        of_torch = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional}
+        return eval(_compiled(source), {**vars(layers), **of_torch, **cls.outside_classes(settings), **values})
 
     @classmethod
     def outside_homes(cls, settings: Mapping[str, Any]) -> Mapping[str, str]:
@@ -167,7 +177,7 @@ class Operation:
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
-        """Return the number of trainable parameters; None: `standalone.cost_of` counts them on a meta module."""
+        """Return the number of trainable parameters; None: `cost_of` counts them on a meta module."""
         return 0 if is_inherited(cls, "build") and not cls.constructor(inputs, settings) else None
 
     @classmethod
@@ -179,7 +189,7 @@ class Operation:
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
         """Return the multiply-adds of one example, as torch.utils.flop_counter counts them (half its FLOPs).
 
-        None: `standalone.cost_of` counts them on tensors without memory.
+        None: `cost_of` counts them on tensors without memory.
         """
         return None if cls.has_products else 0
 
@@ -190,12 +200,17 @@ class Operation:
 
     @classmethod
     def check(cls, name: str) -> None:
-        """Raise ValueError for a user's class that violates the contract; `standalone.check_row` runs its examples."""
+        """Raise ValueError for a user's class that violates the contract; `check_row` runs its examples."""
         check_class(cls, name)
         if is_inherited(cls, "infer_shape"):
             raise ValueError(f"operation: expected {name} to define infer_shape")
         if all(is_inherited(cls, method) for method in ("build", "constructor", "call")):
             raise ValueError(f"operation: expected {name} to define build, constructor or call")
+
+
+@lru_cache(maxsize=2**12)
+def _compiled(source: str) -> Any:
+    return compile(source, "<operation>", "eval")  # takes as long as a run
 
 
 class SameShape(Operation):
@@ -246,7 +261,11 @@ def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]
     """Return name and value of every setting, sorted. Raises ValueError for an unknown, invalid or missing one."""
     for _, message in setting_errors(row, name, values):
         raise ValueError(message)
-    return tuple(sorted((key, hashable(values.get(key, each.default))) for key, each in row.settings.items()))
+    items = []
+    for key in sorted(row.settings):
+        value = values.get(key, row.settings[key].default)
+        items.append((key, value if type(value) in SCALARS else hashable(value)))
+    return tuple(items)
 
 
 def setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

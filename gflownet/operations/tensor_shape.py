@@ -41,7 +41,7 @@ class Shape:
     layout: Layout
 
     def __post_init__(self) -> None:
-        if len(self.sizes) != NUM_AXES[self.layout] or not all(size >= 1 for size in self.sizes):
+        if len(self.sizes) != NUM_AXES[self.layout] or not min(self.sizes) >= 1:
             raise ShapeError(f"expected {NUM_AXES[self.layout]} sizes >= 1 of a {self.layout}, got {list(self.sizes)}")
 
     @classmethod
@@ -72,14 +72,14 @@ class Shape:
     @property
     def channels(self) -> int:
         """The number of features or channels. Raises ShapeError for tokens."""
-        return self.sizes[self.channel_axis]
+        return self.sizes[self.channel_axis if self.layout is Layout.TOKENS else -(self.layout not in CHANNELS_FIRST)]
 
     @property
     def positions(self) -> tuple[int, ...]:
         """The sizes of the other axes: length, or depth, height and width; empty for a vector."""
         if self.layout is Layout.TOKENS:
             return self.sizes
-        return self.sizes[: self.channel_axis] + self.sizes[self.channel_axis + 1 :]
+        return self.sizes[1:] if self.layout in CHANNELS_FIRST else self.sizes[:-1]
 
     @property
     def num_elements(self) -> int:
@@ -157,7 +157,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
 
     Axes have equal sizes or size 1; a vector is one of channels, with size 1 along the positions of the others.
     """
-    if all(shape == shapes[0] for shape in shapes):
+    if shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
     like = next((shape for shape in shapes if shape.layout is not Layout.VECTOR), shapes[0])
     if any(shape.layout not in (Layout.VECTOR, like.layout) for shape in shapes) or like.layout is Layout.TOKENS:

@@ -15,6 +15,7 @@ MAX_INT_BITS = 2**13
 _SMALL_INT = 2**62
 # Lists and objects within an attribute; far below Python's recursion limit.
 MAX_NESTING = 32
+SCALARS = frozenset((int, float, bool, str, type(None)))
 
 
 class _ShortText(Repr):
@@ -151,3 +152,14 @@ def hashable(value: Any) -> Any:
         return FrozenObject(tuple(sorted((key, hashable(item)) for key, item in value.items())))
     is_list = isinstance(value, Sequence) and not isinstance(value, str)  # a list of a config is neither list nor tuple
     return tuple(map(hashable, value)) if is_list else value
+
+
+def exact(value: Any) -> Any:
+    """Return a hashable form of a JSON value in which 2, 2.0 and true differ."""
+    if isinstance(value, Mapping):
+        keys = tuple(sorted(value))
+        return dict, keys, exact([value[key] for key in keys])
+    if not isinstance(value, tuple | list):
+        return type(value), value
+    kinds = tuple(map(type, value))
+    return kinds, tuple(value) if SCALARS.issuperset(kinds) else tuple(map(exact, value))

@@ -15,7 +15,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation import operation, read_operation
 from gflownet.graphs.typed import graph_cost
 from gflownet.operations.operation import WEIGHT_PORT, Example, Operation
-from gflownet.operations.standalone import StandaloneOperation, cost_of
+from gflownet.operations.probe import Probe, cost_of
 from gflownet.operations.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
 from gflownet.testing.contract import Contract, expect, expect_error
 from gflownet.translation import to_pytorch_model, to_source
@@ -165,6 +165,22 @@ def examples(names: Iterator[str] | Any) -> Iterator[tuple[str, Example]]:
     for name in names:
         for example in operation(name).examples:
             yield name, example
+
+
+class StandaloneOperation(nn.Module):
+    """The module of an operation and its call: forward maps a tensor [B, *sizes] per port to the output.
+
+    The tensor at the port `weight` has no batch axis.
+    """
+
+    def __init__(self, row: type[Operation], inputs: dict[str, Shape], settings: dict[str, Any]) -> None:
+        super().__init__()
+        self.node, self.probe = row.build(inputs, settings), Probe(row, inputs, settings)
+        self.code = row.call(inputs, settings)
+
+    def forward(self, *values: Tensor) -> Tensor:
+        """Return the output [B, *sizes], of an operation with state for zeros."""
+        return self.probe.run(self.node, dict(zip(self.probe.shapes, values, strict=True)), self.code)
 
 
 def _module(row: type[Operation], inputs: dict[str, Shape], settings: dict[str, Any]) -> nn.Module:

@@ -172,12 +172,11 @@ class _FastWriter(ClassWriter):
 
     def _checks(self) -> Iterator[str]:
         yield 'dtype = self._buffers["reference"].dtype'
-        for position, (name, (_, _, shape)) in enumerate(zip(self.arguments(), self.plan.inputs, strict=False)):
+        for position, (name, shape) in enumerate(self.plan.arguments):
             is_wrong = f"{name}.dtype != dtype" if shape.layout is not Layout.TOKENS else f"{name}.is_floating_point()"
-            sizes = (self.plan.input_size,) if self.plan.is_dense else shape.sizes
-            is_other = f"{name}.shape[1:] != {sizes}"
-            if len(sizes) == 1:  # faster than a comparison of slices
-                is_other = f"{name}.dim() != 2 or {name}.shape[1] != {sizes[0]}"
+            is_other = f"{name}.shape[1:] != {shape.sizes}"
+            if len(shape.sizes) == 1:  # faster than a comparison of slices
+                is_other = f"{name}.dim() != 2 or {name}.shape[1] != {shape.sizes[0]}"
             yield f"if not isinstance({name}, Proxy) and ({is_other} or {is_wrong}):"  # of torch.fx
             yield f"    self._refuse({position}, {name})"
             if shape.layout is Layout.TOKENS:

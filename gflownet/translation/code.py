@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from keyword import iskeyword
 
 from gflownet.graphs.operation_shapes import MergePlan
-from gflownet.graphs.typed import StateSlot, TypedGraph, TypedNode
+from gflownet.graphs.typed import Apply, StateSlot, TypedGraph, TypedNode
 from gflownet.operations.activations import CodeActivation
 from gflownet.operations.neuron import EdgePlan, NeuronPlan
 from gflownet.operations.neuron_code import (
@@ -74,8 +74,7 @@ class ClassWriter:
     def body_lines(self) -> list[str]:
         """The statements of a time step from the arguments and `state`, with memory format and autocast of a plan."""
         plan, arguments, lines = self.plan, self.arguments(), self.step_lines()
-        layouts = zip(arguments, (shape.layout for _, _, shape in plan.inputs), strict=False)
-        images = [name for name, layout in layouts if plan.channels_last and layout is Layout.IMAGE]
+        images = [name for name, shape in plan.arguments if plan.channels_last and shape.layout is Layout.IMAGE]
         head = [f"{name} = {name}.contiguous(memory_format=torch.channels_last)" for name in images]
         if plan.autocast:  # `y` is float32
             is_float = [shape.layout is not Layout.TOKENS for _, shape in plan.outputs]
@@ -156,7 +155,7 @@ class ClassWriter:
 
     def arguments(self) -> list[str]:
         """The variables that forward takes."""
-        names = ["x"] if self.plan.is_dense else [variable(node_id) for _, node_id, _ in self.plan.inputs]
+        names = [name for name, _ in self.plan.arguments]
         return [*names, "mask"] if self.dialect.is_padded and self.plan.name else names
 
     def own_build(self, step: TypedNode) -> str:
@@ -183,11 +182,10 @@ class ClassWriter:
             if len(set(calls)) == 1:
                 return [f"self.{step.label} = nn.ModuleList([{calls[0]} for _ in range({len(calls)})])"]
             return [f"self.{step.label} = nn.ModuleList([{', '.join(calls)}])"]
-        assert step.operation is not None
-        row, settings = step.operation.row, step.operation.settings
-        if has_own_build(row):
+        assert isinstance(step.what, Apply)
+        if has_own_build(step.what.operation.row):
             return [f"self.{step.label} = {self.own_build(step)}"]
-        expression = row.constructor(step.input_shapes, settings)
+        expression = step.what.at.constructor
         return [f"self.{step.label} = {expression}"] if expression else []
 
     def _computed(self, step: TypedNode) -> list[str]:
@@ -204,11 +202,9 @@ class ClassWriter:
         result = variable(step.node_id)
         if step.bodies:
             return [*lines, *self._repeated(step, values), *self._activated(step, result)]
-        assert step.operation is not None
-        row, settings = step.operation.row, step.operation.settings
-        call = row.call(step.input_shapes, settings)
-        shape = step.input_shapes.get(INPUT_PORT)
-        has_mask = self.dialect.is_padded and row.category is not Category.NORMALISATION
+        assert isinstance(step.what, Apply)
+        call, shape = step.what.at.call, step.input_shapes.get(INPUT_PORT)
+        has_mask = self.dialect.is_padded and step.what.operation.row.category is not Category.NORMALISATION
         if has_mask and shape is not None and len(shape.positions) == 1:
             call = _masked_call(call, shape)
         elif self.dialect.moves_channels and shape is not None and "{input}.mean(" in call:
@@ -291,13 +287,14 @@ class ClassWriter:
     def _message(self, step: TypedNode, merge: MergePlan, position: int, *, is_weighted: bool) -> str:
         """The aligned and weighted value of one in-edge."""
         edge, adapter = merge.edges[position], merge.adapters[position]
-        label = step.edge_labels[edge.edge_id]
         value = pooled(read_value(edge.source, is_late=edge.edge_id in merge.late), adapter, self.dialect)
         if adapter.changes_channels and merge.is_learned:
-            value = f"{self.dialect.module(f'adapt_{label}')}({value})"
+            value = f"{self.dialect.module(f'adapt_{step.edge_labels[edge.edge_id]}')}({value})"
         elif adapter.changes_channels:
             value = _padded(value, adapter, self.dialect)
-        return f"{value} * {self.dialect.parameter(f'weight_{label}')}" if is_weighted else value
+        if not is_weighted:
+            return value
+        return f"{value} * {self.dialect.parameter(f'weight_{step.edge_labels[edge.edge_id]}')}"
 
 
 def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from gflownet.operations.neuron_code import slot_name, variable
+from gflownet.operations.neuron_code import slot_name
 from gflownet.training.steps import evaluating
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.model_set import ModelSet
@@ -198,8 +198,7 @@ def _traceable(
     example = (*first.zeros(batch_size), *(first.reference.new_zeros(batch_size, *slot.shape) for slot in slots))
     several = len(plan.outputs) > 1 and not plan.is_concatenated
     outputs = [f"y{node_id}" for node_id, _ in plan.outputs] if several else ["y"]
-    names = [variable(node_id) for _, node_id, _ in plan.inputs]
-    inputs = names if len(names) > 1 and not plan.is_dense else ["x"]
+    inputs = [name for name, _ in plan.arguments] if len(plan.arguments) > 1 else ["x"]
     states = [slot_name(slot.kind, slot.node_id) for slot in slots]
     module = StepModule(first) if slots else model
     return module.eval(), example, [*inputs, *states], [*outputs, *(f"next_{state}" for state in states)]

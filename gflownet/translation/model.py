@@ -69,9 +69,10 @@ class TranslatedModel(nn.Module):
 
         Raises: ValueError for a wrong rank, width, dtype or length 0.
         """
-        for position, x in enumerate(inputs):
-            sizes = self._sizes(position)
-            if x.dim() < 2 or x.shape[2:] != sizes or not self._has_dtype(position, x) or not x.shape[1]:
+        for position, (x, (_, shape)) in enumerate(zip(inputs, self.plan.arguments, strict=False)):
+            is_token = shape.layout is Layout.TOKENS
+            has_dtype = not x.is_floating_point() if is_token else x.dtype == self.reference.dtype
+            if x.dim() < 2 or x.shape[2:] != shape.sizes or not has_dtype or not x.shape[1]:
                 self._refuse(position, x, sequence=True)
         if not self.plan.slots:
             y = self(*(x.flatten(0, 1) for x in inputs))
@@ -125,11 +126,10 @@ class TranslatedModel(nn.Module):
 
     def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the arguments of forward as zeros, for a batch."""
-        dtypes = [torch.int64 if shape.layout is Layout.TOKENS else None for _, _, shape in self.plan.inputs]
-        return tuple(
-            self.reference.new_zeros(batch_size, *self._sizes(position), dtype=dtype)
-            for position, dtype in enumerate(dtypes[:1] if self.plan.is_dense else dtypes)
-        )
+        shapes = [shape for _, shape in self.plan.arguments]
+        dtypes = [torch.int64 if shape.layout is Layout.TOKENS else None for shape in shapes]
+        sizes = ((batch_size, *shape.sizes) for shape in shapes)
+        return tuple(self.reference.new_zeros(each, dtype=dtype) for each, dtype in zip(sizes, dtypes, strict=True))
 
     def first_step(self, *inputs: Tensor) -> Any:
         """Return forward as at the start of a sequence; a stored state stays unchanged."""
@@ -143,14 +143,6 @@ class TranslatedModel(nn.Module):
         """Return the parameters outside of layers; by attribute if one is computed or pruned, or in a replica."""
         p = self._parameters
         return p if p.keys() >= self.names else {name: getattr(self, name) for name in self.names}
-
-    def _sizes(self, position: int) -> tuple[int, ...]:
-        """Return the sizes of an argument of forward after the batch."""
-        return (self.plan.input_size,) if self.plan.is_dense else self.plan.inputs[position][2].sizes
-
-    def _has_dtype(self, position: int, x: Tensor) -> bool:
-        is_token = self.plan.inputs[position][2].layout is Layout.TOKENS
-        return not x.is_floating_point() if is_token else x.dtype == self.reference.dtype
 
     def _refuse(self, position: int, x: Tensor, *, sequence: bool = False) -> NoReturn:
         _, node_id, shape = self.plan.inputs[position]

@@ -57,7 +57,7 @@ def _is_as_translated(model: nn.Module) -> bool:
 
 
 def _has_known_steps(plan: TypedGraph) -> bool:
-    shapes = [shape for _, _, shape in plan.inputs]
+    shapes = [shape for _, shape in plan.arguments]
     return all(shape.layout in _LAYOUTS for shape in shapes) and all(map(_is_known, plan.live_steps))
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from gflownet.graphs.operation import read_operation
-from gflownet.operations.standalone import StandaloneOperation
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.testing.operations import StandaloneOperation
 
 
 def infer(name: str, shape: Shape, **settings: object) -> Shape:

@@ -258,7 +258,7 @@ def test_module_that_mixes_the_examples_of_a_batch_is_refused(name: str, argumen
         ({"name": "torch:cumsum", "dim": -3}, SEQUENCE),
         ({"name": "torch:roll", "shifts": 1}, VECTOR),
         ({"name": "torch:flip", "dims": [0]}, VECTOR),
-        ({"name": "torch:msort"}, SEQUENCE),
+        ({"name": "torch:sort", "dim": 0, "output": 0}, SEQUENCE),
         ({"name": "torch:tril"}, VECTOR),  # by the place in the batch
         ({"name": "torch:squeeze"}, VECTOR),  # of a batch of one
         ({"name": "torch:reshape", "shape": [-1, 2]}, VECTOR),  # more rows than examples
@@ -433,6 +433,8 @@ def test_identity_does_not_depend_on_defaults_that_are_written_out() -> None:
     assert one_node(written, IMAGE).canonical_key() == short.canonical_key()
     for changed in ({"stride": 2}, {"kernel_size": [3, 3]}, {"in_channels": 4}):
         assert one_node({**written, **changed}, IMAGE).canonical_key() != short.canonical_key()
+    zeros: list[Any] = [read_operation({"name": "dropout", "dropout": value}) for value in (0, 0.0)]
+    assert [each.at({"input": IMAGE}).constructor for each in zeros] == ["nn.Dropout(0)", "nn.Dropout(0.0)"]
 
 
 def test_module_in_summary_drawing_and_source() -> None:
