@@ -26,7 +26,7 @@ from tests.toy_policies import UniformPolicy
 # 15 graphs of up to three nodes, several of them with symmetries.
 EXACT = (
     *("--config", "exact", "env.coloured_graph.max_nodes=3", "num_training_steps=30", "algo.num_from_policy=32"),
-    *("model.num_layers=2", "model.num_emb=32", "wandb.mode=disabled"),
+    *("model.num_layers=2", "model.num_emb=32", "wandb.mode=disabled", "report.every=null"),
 )
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",
@@ -40,6 +40,7 @@ SMALL = (
     "env.max_edges=3",
     "env.output_sizes=[2]",
     "certify=true",
+    "report.every=null",
 )
 
 
@@ -194,7 +195,8 @@ class RewardsEqually:
         return torch.zeros(len(scores))
 
 
-@pytest.mark.parametrize("max_states", [100, 5])
+# The exact one: test_exact_optimum_of_relative_trajectory_balance_is_prior_times_reward.
+@pytest.mark.parametrize("max_states", [pytest.param(100, marks=pytest.mark.slow), 5])
 def test_certificate_of_relative_trajectory_balance_uses_prior(max_states):
     """With a constant reward the target is the prior, here the uniform policy over legal actions: p itself."""
     from gflownet.mdp.context import GraphBuildingEnvContext

@@ -90,6 +90,7 @@ def test_hypervolume_is_monotonic(finished):
     assert volumes[0] > 0
 
 
+@pytest.mark.slow  # tests/test_full_disk.py resumes a run with several objectives
 def test_run_with_several_objectives_resumes_exactly(finished, tmp_path):
     folder = tmp_path / "again"
     assert main([*SETTINGS, f"log_dir={folder}", "num_training_steps=2"]) == 0

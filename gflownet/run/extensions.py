@@ -9,7 +9,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gflownet.config import DEFAULT_CONFIG, OPTIONS, Config, load_config, resolved, to_mapping, with_options
+from gflownet.config import (
+    DEFAULT_CONFIG,
+    OPTIONS,
+    Config,
+    check_values,
+    load_config,
+    resolved,
+    to_mapping,
+    with_options,
+)
 from gflownet.data.config import check_data
 from gflownet.envs.config import ENVIRONMENTS, check_env
 from gflownet.errors import UserError
@@ -59,8 +68,7 @@ def validate(config: Config) -> None:
     Raises:
         ValueError: the first invalid value, with its full key.
     """
-    for option in OPTIONS.values():
-        option.check(resolved(config, option))
+    check_values(config)
     check_name(SEARCH_METHODS.key, config.search.method, {AUTO: "", **SEARCH_METHODS.homes})
     for point, name in choices(config):
         point.check_name(name)
