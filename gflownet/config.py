@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -262,7 +261,11 @@ def check_values(config: Config) -> None:
     except _errors().OmegaConfBaseException:
         tree = None
     for item in OPTIONS.values():
-        item.check(resolved(config, item) if tree is None else reduce(getitem, item.key.split("."), tree))
+        item.check(resolved(config, item) if tree is None else reduce(_member, item.key.split("."), tree))
+
+
+def _member(tree: Any, key: str) -> Any:
+    return tree[key]
 
 
 def config_names(room: str = "") -> list[str]:
