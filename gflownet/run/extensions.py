@@ -77,7 +77,7 @@ def validate(config: Config) -> None:
     check_model(config.model)
     check_data(config.replay, config.local_search, num_from_policy=config.algo.num_from_policy)
     check_evaluation(config.evaluation)
-    check_store_url(to_mapping(config)["evaluation"]["store_url"])
+    check_store_url(to_mapping(cast(Any, config.evaluation))["store_url"])
     check_conditionals(config.cond, num_objectives=len(config.evaluation.objectives))
     check_algo(config.algo)
     replay = config.replay

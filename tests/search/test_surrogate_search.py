@@ -95,8 +95,8 @@ def test_predicted_scores_have_no_noise_of_one_evaluation(macro):
     assert bool((prediction.latent_std < prediction.std).all())
 
 
-def test_first_design_is_spread_and_the_same_in_any_batches(macro):
-    components = build_components([*macro, "search.batch_size=5"])
+def test_first_design_is_spread_and_the_same_in_any_batches():
+    components = build("surrogate", RIDGE, "search.batch_size=5", "search.num_initial=10", "budget.evaluations=40")
     method, history = method_of(components.search), components.search.history
     whole = method.propose(1, 10)
     descriptors = Descriptors(method.env, seed=0)
