@@ -9,7 +9,7 @@ import pickle
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -162,6 +162,14 @@ def _defaults(schema: type) -> bytes:
     return pickle.dumps(_omegaconf().structured(schema))
 
 
+def copied(config: Config) -> Config:
+    """Return a copy of the config, in a third of the time of `deepcopy` unless it has classes of a function."""
+    try:
+        return pickle.loads(pickle.dumps(config))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return copy.deepcopy(config)
+
+
 def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
     """Return the config with groups of free options typed, checked and completed by dataclasses.
 
@@ -170,7 +178,7 @@ def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
     Raises:
         UserError: an unknown key, a value of the wrong type or outside its bounds.
     """
-    result = copy.deepcopy(config)
+    result = copied(config)
     for group, schema in schemas.items():
         values = _omegaconf().to_container(_omegaconf().select(cast(Any, result), group), resolve=False)
         if schema is None:
@@ -244,6 +252,20 @@ def resolved(config: Config, option: Option) -> Any:
         # A wrong type is reported with the resolved value, which may be a secret of ${oc.env:...}.
         reason = "" if isinstance(error, _errors().InterpolationValidationError) else f" ({str(error).splitlines()[0]})"
         raise UserError(f"{option.key}: expected {option.expected}, got {_shown(text)}{reason}") from None
+
+
+def check_values(config: Config) -> None:
+    """Raise UserError for the first option with a value outside its bounds, see `Option.check` and `resolved`."""
+    try:  # all at once takes a tenth of the time
+        tree = _omegaconf().to_container(cast(Any, config), resolve=True, throw_on_missing=True)
+    except _errors().OmegaConfBaseException:
+        tree = None
+    for item in OPTIONS.values():
+        item.check(resolved(config, item) if tree is None else reduce(_member, item.key.split("."), tree))
+
+
+def _member(tree: Any, key: str) -> Any:
+    return tree[key]
 
 
 def config_names(room: str = "") -> list[str]:

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import pickle
 import re
 import secrets
 import zlib
@@ -195,15 +196,12 @@ def read_text(path: str | Path, *, key: str) -> str:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file. Raises UserError for another content, or one that is too large or deep."""
     import yaml
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         check_size(path, path.stat().st_size, most=MAX_YAML_BYTES)
         text = path.read_text(encoding="utf-8")
-        check_yaml_depth(text)
-        # OmegaConf loads with PyYAML's safe loader and limits the expansion of aliases.
-        tree = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+        tree = pickle.loads(_pickled_yaml(text))
     except UserError:
         raise
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
@@ -213,6 +211,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected a mapping of options, got {tree!r:.80}")
     return cast(dict[str, Any], tree)
+
+
+@functools.lru_cache(maxsize=8)  # the config of a run is read several times: for its options and for its mark
+def _pickled_yaml(text: str) -> bytes:
+    """Return the content of a YAML text, pickled: a reader may change its copy."""
+    from omegaconf import OmegaConf
+
+    check_yaml_depth(text)
+    # OmegaConf loads with PyYAML's safe loader and limits the expansion of aliases.
+    return pickle.dumps(OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False))
 
 
 def check_yaml_depth(text: str) -> None:

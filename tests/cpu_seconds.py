@@ -21,7 +21,9 @@ import pytest
 
 REFERENCE_S = 2.4  # of `import torch` where the limit of a test was set
 LIMIT_S = 3.0
-MARGIN = 2.1  # a busy machine takes a fifth more, and a test may start the first process that imports torch
+# A busy machine takes a fifth more, and a test may pay what later ones share: imports, first files of a cache, the
+# processes of a pool, whose seconds count when they end. The budget of the whole suite is the tight limit.
+MARGIN = 4.2
 BUDGET = 480  # times `import torch`; the goal is 250, the suite takes 370 to 420: to be lowered with it
 MODULE_S = 0.003  # of a module that a test is the first of its process to import
 _KEY = "cpu seconds"

@@ -87,6 +87,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
 # A string that names a module, alone, before a class or in front of a formatted name.
 # A question to a node or graph of which kind it is; TENSOR_ATTRIBUTES are the keys.
 _NODE_KIND = re.compile(r'\bnode\.attributes\b|"(operation|subgraph)" (not )?in \w*attributes|\bis_dense\(')
+_MAY_NAME_MODULE = re.compile(r"[\"']gflownet\.\w+\.")
 NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$")
 # Files whose strings name modules of any layer: what a command runs, and rows of an extension point of a lower layer.
 NAMING_FILES = {"gflownet/cli/arguments.py", "gflownet/plugins.py"}
@@ -138,7 +139,7 @@ def source_of(text: str) -> Source:
                 module = "." * node.level + (node.module or "")
                 names = [module, *(f"{module}.{name}" for name in names)]
             source.imports.extend((node.lineno, name, is_typing) for name in names)
-    for node in ast.walk(tree) if "gflownet." in text else ():
+    for node in ast.walk(tree) if _MAY_NAME_MODULE.search(text) else ():
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (match := NAMED_MODULE.match(node.value)):
             source.names.append((node.lineno, match[1], (match[3] or "").startswith(":")))
     return source

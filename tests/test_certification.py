@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gflownet.certificate import CertificateStore, Subject, certify
-from gflownet.certificate.result import EstimatedCertificate, ExactCertificate
+from gflownet.certificate.result import EstimatedCertificate
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store.evaluations import EvaluationStatus
@@ -26,7 +26,7 @@ from tests.toy_policies import UniformPolicy
 # 15 graphs of up to three nodes, several of them with symmetries.
 EXACT = (
     *("--config", "exact", "env.coloured_graph.max_nodes=3", "num_training_steps=30", "algo.num_from_policy=32"),
-    *("model.num_layers=2", "model.num_emb=32", "wandb.mode=disabled"),
+    *("model.num_layers=2", "model.num_emb=32", "wandb.mode=disabled", "report.every=null"),
 )
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",
@@ -40,6 +40,7 @@ SMALL = (
     "env.max_edges=3",
     "env.output_sizes=[2]",
     "certify=true",
+    "report.every=null",
 )
 
 
@@ -194,8 +195,7 @@ class RewardsEqually:
         return torch.zeros(len(scores))
 
 
-@pytest.mark.parametrize("max_states", [100, 5])
-def test_certificate_of_relative_trajectory_balance_uses_prior(max_states):
+def test_estimated_certificate_of_relative_trajectory_balance_uses_prior():
     """With a constant reward the target is the prior, here the uniform policy over legal actions: p itself."""
     from gflownet.mdp.context import GraphBuildingEnvContext
 
@@ -213,14 +213,9 @@ def test_certificate_of_relative_trajectory_balance_uses_prior(max_states):
         seed=0,
     )
     options: dict[str, Any] = {"extra_states": None, "report_stage": lambda text: None, "stopped": lambda: False}
-    result = certify(subject, max_states=max_states, num_samples=64, **options)
+    result = certify(subject, max_states=5, num_samples=64, **options)
     assert result is not None
     certificate = result.parts[0].certificate
-    if max_states == 100:
-        assert isinstance(certificate, ExactCertificate)
-        assert certificate.total_variation < 1e-6
-        assert (certificate.log_z, certificate.learned_log_z) == pytest.approx((0, 0), abs=1e-5)
-    else:
-        assert isinstance(certificate, EstimatedCertificate)
-        assert certificate.flow_consistency.value < 1e-6
-        assert certificate.pearson.value == pytest.approx(1)
+    assert isinstance(certificate, EstimatedCertificate)
+    assert certificate.flow_consistency.value < 1e-6
+    assert certificate.pearson.value == pytest.approx(1)

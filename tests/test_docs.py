@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch_geometric.data import Batch
 
 from gflownet import train
 from gflownet.cli import generate  # pyright: ignore[reportAttributeAccessIssue]
@@ -184,6 +183,8 @@ def test_docs_examples_are_valid(name, tmp_path, checkout, read_only):
 
 
 def test_docs_policy_with_torch_geometric_layers_satisfies_the_suite(own_folder, checkout):
+    from torch_geometric.data import Batch  # takes seconds: not for other processes of the tests
+
     page = (checkout / "docs" / "policies.md").read_text()
     (source,) = (text for _, text in blocks(page) if text.startswith("# gin_policy.py"))
     (own_folder / "gin_policy.py").write_text(source)

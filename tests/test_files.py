@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gflownet.errors import UserError
-from gflownet.files import locked_folder, save_whole, temporary_of, write_whole
+from gflownet.files import locked_folder, read_yaml, save_whole, temporary_of, write_whole
 from tests.disk_limits import file_size_limit
 
 
@@ -47,6 +47,12 @@ def test_saved_file_keeps_a_file_with_its_temporary_name(tmp_path: Path) -> None
     with file_size_limit(10), pytest.raises(UserError, match=r"page.html: cannot be written \(File too large\)$"):
         save_whole(path, "new content")
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"page.html": "old", "page.html.tmp": "mine"}
+
+
+def test_read_yaml_returns_a_tree_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: {b: 1}\n")
+    read_yaml(tmp_path / "a.yaml")["a"]["b"] = 2
+    assert read_yaml(tmp_path / "a.yaml") == {"a": {"b": 1}}
 
 
 def test_folder_that_is_absent_is_not_locked(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ SETTINGS = (
     "env.max_hidden_nodes=2",
     "env.max_edges=4",
     "checkpoint_every=1",
+    "report.every=null",
 )
 
 

@@ -81,11 +81,6 @@ def test_resume_reads_options_and_refuses_changes(finished, copied_run, capsys):
     assert last["step"] == 9
 
 
-def test_resume_without_run_creates_no_files(tmp_path):
-    assert run(tmp_path / "typo", "resume=true") == 2
-    assert not (tmp_path / "typo").exists()
-
-
 def test_resume_after_an_edited_task_forgets_its_scores(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # valid for a source of one size written in the same second

@@ -27,6 +27,7 @@ SMALL = (
     "replay.warmup=4",
     "replay.num_from_replay=3",
     "wandb.mode=disabled",
+    "report.every=null",
 )
 EVERYTHING = (
     "algo.backward_policy=learned",

@@ -29,6 +29,7 @@ SURROGATE = (
     "search.num_initial=8",
     "budget.evaluations=20",
     "search.sampler.num_verified=8",
+    "report.every=null",
 )
 
 

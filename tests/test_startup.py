@@ -10,7 +10,7 @@ import pytest
 
 from gflownet import train
 from gflownet.cli.parser import Command
-from tests.tiny_run import TINY_RUN
+from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 # Packages with an import time of a CPU second or more.
 SLOW_PACKAGES = ("torch_geometric", "torch._dynamo", "sympy", "sklearn", "scipy", "networkx", "wandb", "onnx")
@@ -20,7 +20,8 @@ from gflownet.train import main
 
 assert main(["--help"]) == 0
 print("by --help:", [name for name in ("torch", "numpy", *{SLOW_PACKAGES}) if name in sys.modules])
-options = [*{TINY_RUN}, "budget.evaluations=1", "final.top=0", "search.surrogate.name=gaussian_process"]
+options = [*{TINY_RUN}, *{TINY_TASKS["images"]}, "budget.evaluations=1", "final.top=0"]
+options += ["search.surrogate.name=gaussian_process"]
 options += ["search.train_sampler=false"]  # its flow consistency has an interval of scipy
 assert main(["--config", "images", "log_dir=run", *options]) == 0
 print("by a run:", [name for name in {SLOW_PACKAGES} if name in sys.modules])

@@ -31,6 +31,7 @@ _MAX_HEADER_BYTES = 256
 _LOCK_WAIT_S = 0.5
 _FILE_NAME = re.compile(r"step_(\d{1,18})\.pt")
 _REFUSED_NAME = re.compile(r"GLOBAL ([\w.]+)")
+_readable = set[type]()  # of all values of the states that were read after they were written
 _log = logging.getLogger(__name__)
 
 
@@ -57,10 +58,13 @@ def save(path: Path, state: Mapping[str, Any], *, run: str) -> None:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     payload = buffer.getvalue()
+    types = _types_of(state)
     try:
-        _read_payload(payload)  # fail now, not when a long run is resumed
+        if not types <= _readable:
+            _read_payload(payload)  # fail now, not when a long run is resumed
     except pickle.UnpicklingError as error:
         raise TypeError(f"state: expected tensors and plain containers, got {_refused_type(error)}") from error
+    _readable.update(types)
     digest = hashlib.sha256(run.encode() + payload).hexdigest()
     header = f"gflownet checkpoint, format {FORMAT_VERSION}, run {run}, sha256 {digest}\n"
     write_whole(path, header.encode() + payload)
@@ -218,6 +222,19 @@ class RunLock:
 
 def _read_payload(payload: bytes) -> dict[str, Any]:
     return torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
+
+
+def _types_of(state: Mapping[str, Any]) -> set[type]:
+    """Return the types of all values in nested containers, keys included."""
+    types, pending = set[type](), [state]
+    while pending:
+        value: Any = pending.pop()
+        types.add(type(value))
+        if isinstance(value, Mapping):
+            pending += (*value, *value.values())
+        elif isinstance(value, list | tuple | set):
+            pending += value
+    return types
 
 
 def _step_of(path: Path) -> int:

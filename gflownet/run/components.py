@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import uuid
@@ -14,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from gflownet.config import Config, with_task_options
+from gflownet.config import Config, copied, with_task_options
 from gflownet.data.replay import ReplayBuffer, load_offline
 from gflownet.data.rollouts import worker_samples
 from gflownet.data.sampler import Exploration
@@ -127,12 +126,12 @@ class Components:
         """Replace search.method=auto, and return the plan."""
         reason, is_automatic = "", self.config.search.method == AUTO
         if is_automatic:
-            config = copy.deepcopy(self.config)
+            config = copied(self.config)
             config.search.method, reason = automatic_method(config, self.task)
             if config.search.method == GFLOWNET:  # a resumed run may have options of a surrogate that it would not use
                 config.search.options = config.search.surrogate.options = config.search.acquisition.options = {}
             self.config, self.extensions = load_extensions(config)
-        self.chosen_config = copy.deepcopy(self.config)
+        self.chosen_config = copied(self.config)
         if is_automatic:
             self.chosen_config.search.method = AUTO
         return plan_of(self.config, self.task, self.extensions.method, reason=reason)

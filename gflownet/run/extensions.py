@@ -10,7 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gflownet.config import DEFAULT_CONFIG, OPTIONS, Config, load_config, resolved, to_mapping, with_options
+from gflownet.config import (
+    DEFAULT_CONFIG,
+    OPTIONS,
+    Config,
+    check_values,
+    load_config,
+    resolved,
+    to_mapping,
+    with_options,
+)
 from gflownet.data.config import check_data
 from gflownet.envs.config import ENVIRONMENTS, check_env
 from gflownet.errors import UserError
@@ -60,8 +69,7 @@ def validate(config: Config) -> None:
     Raises:
         ValueError: the first invalid value, with its full key.
     """
-    for option in OPTIONS.values():
-        option.check(resolved(config, option))
+    check_values(config)
     check_name(SEARCH_METHODS.key, config.search.method, {AUTO: "", **SEARCH_METHODS.homes})
     for point, name in choices(config):
         point.check_name(name)
@@ -70,7 +78,7 @@ def validate(config: Config) -> None:
     check_model(config.model)
     check_data(config.replay, config.local_search, num_from_policy=config.algo.num_from_policy)
     check_evaluation(config.evaluation)
-    check_store_url(to_mapping(config)["evaluation"]["store_url"])
+    check_store_url(to_mapping(cast(Any, config.evaluation))["store_url"])
     check_conditionals(config.cond, num_objectives=len(config.evaluation.objectives))
     check_algo(config.algo)
     replay = config.replay

@@ -100,7 +100,7 @@ def test_environment(name, check):
 # More than half a second of networkx; others of these classes are counted for every commit.
 COUNTED_SLOWLY = {
     *(*LARGE, "operation_graph_layouts", "operation_graph_positions", "operation_graph_ports"),
-    *("computation_graph_many_ends", "tensor_graph_joined_2", "cells_nb101"),
+    *("computation_graph_many_ends", "tensor_graph_joined_2", "cells_nb101", "operation_graph_shared"),
 }
 
 

@@ -272,7 +272,11 @@ def test_close_leaves_no_process(name):
 
 
 @pytest.mark.parametrize("name", ISOLATED)
-def test_task_that_cannot_be_pickled_is_a_user_error(name):
+def test_task_or_candidate_that_cannot_be_pickled_is_a_user_error(name):
+    lock = Job((cast(Any, threading.Lock()),), (1,))
+    pickled = pytest.raises(UserError, match="candidates: expected graphs that can be pickled")
+    with EXECUTORS[name](PoisonTask(Path(os.devnull))) as executor, pickled:
+        executor.submit(lock, deadline=None)
     with pytest.raises(
         UserError, match=r"^task CannotBePickled: expected a task that can be pickled: .*lambda"
     ) as error:
@@ -293,11 +297,6 @@ def test_task_that_cannot_be_loaded_is_a_user_error(name, task, reason):
     build = EXECUTORS[name] if name != "pool" else lambda task: PoolExecutor(task, ONE_PROCESS.evaluation)
     with build(task(Path(os.devnull))) as executor, pytest.raises(UserError, match=reason):
         finished(executor, [stub_job("a")])
-
-
-def test_candidate_that_cannot_be_pickled_is_a_user_error(isolated):
-    with pytest.raises(UserError, match="candidates: expected graphs that can be pickled"):
-        isolated.submit(Job((cast(Any, threading.Lock()),), (1,)), deadline=None)
 
 
 def processes() -> set[psutil.Process]:

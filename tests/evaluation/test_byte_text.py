@@ -22,12 +22,23 @@ def write_files(folder: Path, num: int) -> None:
 
 def test_split_is_a_partition_of_the_files(tmp_path: Path) -> None:
     write_files(tmp_path, 90)
-    (tmp_path / ".hidden").write_bytes(b"h" * 100)
+    (tmp_path / ".git").mkdir()
+    for hidden in (".hidden", ".git/file"):
+        (tmp_path / hidden).write_bytes(b"\1" * 100)
     (tmp_path / "image").write_bytes(b"\xff\xfe" * 50)
     files = [set(part.tolist()) for part in parts(read_bytes(str(tmp_path), megabytes=1, split_seed=0))]
     assert [len(a & b) for a, b in ((files[0], files[1]), (files[0], files[2]), (files[1], files[2]))] == [0, 0, 0]
     assert set.union(*files) == set(range(32, 122))
     assert 60 <= len(files[0]) <= 82
+
+
+def test_library_is_its_source_without_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.py", "a.txt", "deeper/b.py", "test/c.py", "deeper/site-packages/d.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(name[-4] * 50)
+    monkeypatch.setattr("gflownet.evaluation.data.byte_text.sysconfig.get_path", lambda name: tmp_path)
+    text = torch.cat(parts(read_bytes("", megabytes=1, split_seed=0)))
+    assert sorted(text.tolist()) == [97] * 50 + [98] * 50
 
 
 def test_split_depends_on_names_and_seed_only(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_teacher_micro_batches():
 RUN = (
     *("task=tests.toy_tasks:RewardsHiddenNodes", "wandb.mode=disabled", "num_training_steps=3"),
     *("algo.num_from_policy=4", "replay.num_from_replay=4", "replay.warmup=6", "model.num_emb=8"),
-    *("model.num_layers=1", "env.max_hidden_nodes=2", "env.max_edges=4", "checkpoint_every=2"),
+    *("model.num_layers=1", "env.max_hidden_nodes=2", "env.max_edges=4", "checkpoint_every=2", "report.every=null"),
 )
 BOTH = ("algo.teacher.share=0.5", "algo.qgfn.use=true", "algo.qgfn.num_steps=1", "algo.qgfn.p=1", "validate_every=2")
 

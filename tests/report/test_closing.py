@@ -320,7 +320,7 @@ def test_trainings_that_a_line_names_separate_a_difference_in_most_runs():
 
 @pytest.mark.parametrize("num", [2, 8])
 def test_equal_sides_are_separated_in_at_most_five_of_a_hundred_draws(num):
-    draws = np.random.default_rng(num).normal(size=(2_000, 2, num))
+    draws = np.random.default_rng(num).normal(size=(500, 2, num))
     equal = [side(first).is_apart(side(second)) for first, second in draws]
     assert sum(equal) <= 0.05 * len(draws)
     if num == 8:

@@ -24,7 +24,7 @@ from gflownet.report.page import RunData
 from tests import small_run
 from tests.finished_runs import copy_finished
 
-finished = small_run.finished
+finished = small_run.finished_toy
 BEST, *_, MEAN_TIME = CURVES
 
 
@@ -221,6 +221,7 @@ def folders(finished: Path, tmp_path: Path) -> Path:
     """Return a folder with two copies of a run, the second with another seed."""
     for name, seed in (("seed_10", 10), ("seed_2", 2)):
         copy_finished(finished, tmp_path / "runs" / name)
+        (tmp_path / "runs" / name / "report.html").unlink()
         path = tmp_path / "runs" / name / "run.json"
         marker = json.loads(path.read_text())
         marker["config"]["seed"] = seed

@@ -141,9 +141,12 @@ def test_load_malicious_file_raises_without_execution(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("value", [np.float64(1.0), Path("x"), np.arange(3)])
 def test_save_unsafe_state_raises(value: object, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"state: expected tensors and plain containers, got (numpy|pathlib)"):
-        save(tmp_path / "state.pt", {"value": value}, run=RUN)
-    assert list(tmp_path.iterdir()) == []
+    save(tmp_path / "good.pt", {"value": [(1,)]}, run=RUN)
+    for depth in (0, 0, 1):  # again, and within containers whose types are known
+        state = {"value": [(value,)] if depth else value}
+        with pytest.raises(TypeError, match=r"state: expected tensors and plain containers, got (numpy|pathlib)"):
+            save(tmp_path / "state.pt", state, run=RUN)
+    assert [path.name for path in tmp_path.iterdir()] == ["good.pt"]
 
 
 def test_checkpoint_folder_keeps_last_two(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ OPTIONS = (
     *("task=tests.toy_tasks:Trains", "search.method=surrogate", "search.surrogate.name=gaussian_process"),
     *("search.num_initial=3", "search.batch_size=2", "print_every=1"),
     *("search.sampler.num_likelihood_updates=0", "search.sampler.num_updates=3", "search.sampler.num_verified=0"),
-    *("final.top=2", "final.num_seeds=2", "final.num_random=8", "final.share=0.4"),
+    *("final.top=2", "final.num_seeds=2", "final.num_random=4", "final.share=0.4"),
     "wandb.project=${oc.env:PROJECT_OF_THE_TEST}",
 )
-BUDGETS = (12, 16)  # evaluations
+BUDGETS = (9, 12)  # evaluations
 
 
 @pytest.fixture(scope="module")

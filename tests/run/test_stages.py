@@ -86,11 +86,11 @@ _TO_CONTINUE = "to continue: gflownet language"
 _CONTIGUOUS = ("batches=contiguous", "optimiser=muon", "accumulation=2", "sample.every=0")
 CASES = {
     "policy": Case(
-        _search(*small_run.SMALL, "task=tests.toy_tasks:DrawsFromEveryGenerator", "num_training_steps=6"),
+        _search(*small_run.SMALL, "task=tests.toy_tasks:DrawsFromEveryGenerator", "num_training_steps=4"),
         ("local_search.num=2", "local_search.num_iterations=2", "algo.sampling_tau=0.9", "validate_every=2"),
         (
-            End(KILL, (Dispatcher, "evaluate"), 5, lambda folder: 0 < len(metric_rows(folder)) < 6),
-            End(TERM, WRITE, 3, lambda folder: 1 < len(metric_rows(folder)) < 6),
+            End(KILL, (Dispatcher, "evaluate"), 4, lambda folder: 0 < len(metric_rows(folder)) < 4),
+            End(TERM, WRITE, 2, lambda folder: 1 < len(metric_rows(folder)) < 4),
         ),
     ),
     "stages of a method": Case(

@@ -13,10 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wandb.proto import wandb_internal_pb2
-
-# The classes are made when the module is imported, so that pyright does not see them.
-Record: Any = vars(wandb_internal_pb2)["Record"]
 _MAGIC, _BLOCK, _HEADER = b":W&B\xe1\xbe\x00", 32768, struct.Struct("<IHB")
 _FULL, _FIRST, _LAST = 1, 2, 4
 
@@ -44,9 +40,13 @@ def read_session(run_folder: Path, *, number: int = 0) -> tuple[WandbRecords, Pa
 
 
 def read_records(path: Path) -> WandbRecords:
+    from wandb.proto import wandb_internal_pb2  # takes seconds: not for other processes of the tests
+
+    # The classes are made when the module is imported, so that pyright does not see them.
+    record_class: Any = vars(wandb_internal_pb2)["Record"]
     records = WandbRecords()
     for data in _payloads(path.read_bytes()):
-        record = Record.FromString(data)
+        record = record_class.FromString(data)
         kind = record.WhichOneof("record_type")
         if kind == "run":
             records.run_id, records.project, records.name = (

@@ -184,14 +184,14 @@ def test_times_of_evaluations_decide_no_candidates(method, monkeypatch):
     options = (TRAINS, RIDGE, "search.batch_size=0", "search.num_initial=4", "search.proposals.num_enumerated=0")
     options += ("search.proposals.updates_per_evaluation=0.5",)
     names = []
-    for seed in range(3):  # of the order in which candidates finish, and of the times that the search measures
+    for seed in range(2):  # of the order in which candidates finish, and of the times that the search measures
         clock = Random(seed)
         times = SimpleNamespace(process_time=lambda clock=clock: 10 * clock.random())
         monkeypatch.setattr(loop_module, "time", times)
         trainer = build(method, *options, "evaluation.capacity=2", "budget.evaluations=18")
         run_search(trainer, UnorderedEvaluator(trainer.task, seed=seed))
         names.append([proposal.hash for proposal in trainer.search.history.proposals])
-    assert names[0] == names[1] == names[2]
+    assert names[0] == names[1]
 
 
 def test_metrics_count_the_origins_of_proposals():

@@ -95,8 +95,8 @@ def test_predicted_scores_have_no_noise_of_one_evaluation(macro):
     assert bool((prediction.latent_std < prediction.std).all())
 
 
-def test_first_design_is_spread_and_the_same_in_any_batches(macro):
-    components = build_components([*macro, "search.batch_size=5"])
+def test_first_design_is_spread_and_the_same_in_any_batches():
+    components = build("surrogate", RIDGE, "search.batch_size=5", "search.num_initial=10", "budget.evaluations=40")
     method, history = method_of(components.search), components.search.history
     whole = method.propose(1, 10)
     descriptors = Descriptors(method.env, seed=0)
@@ -136,18 +136,19 @@ def test_pool_of_a_small_space_has_the_acquisition_of_every_unknown_cell(finishe
     assert torch.allclose(pool.log_values.exp(), improvement, atol=1e-9)
 
 
-def test_wrong_surrogate_falls_back_and_says_so(macro):
+def test_wrong_surrogate_falls_back_and_says_so():
     wrong = "search.surrogate.name=tests.search.toy_surrogates:Reversed"
-    loop, steps = run_search(build_components([*macro, wrong, "budget.evaluations=40"]))
+    loop, steps = run_search(build("surrogate", wrong, "search.batch_size=4", "budget.evaluations=40"))
     assert steps[-1].metrics["fallback"] == 1
     assert steps[-1].metrics["surrogate_explained"] < 0
     pool = method_of(loop).pool(1)
     assert float(pool.log_values.abs().max()) == 0
-    assert 0 < len(pool) <= 512
+    assert 0 < len(pool) <= 81 - 40
 
 
-def test_random_candidates_replace_an_empty_pool(macro, monkeypatch):
-    loop, _ = run_search(build_components([*macro, "budget.evaluations=16", "search.proposals.num_enumerated=0"]))
+def test_random_candidates_replace_an_empty_pool(monkeypatch):
+    options = ("search.num_initial=4", "search.batch_size=4", "search.proposals.num_enumerated=0")
+    loop, _ = run_search(build("surrogate", RIDGE, *options, "budget.evaluations=8"))
     method = method_of(loop)
     monkeypatch.setattr(method, "pool", lambda call: Pool(method.env.initial_states(0), torch.empty(0), torch.empty(0)))
     states = method.propose(9, 3)

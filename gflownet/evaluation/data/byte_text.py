@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -65,16 +66,25 @@ def _parts_of(source: str, *, split_seed: int, key: str) -> list[list[Iterable[b
     if not folder.is_dir():
         raise ValueError(f"{key}: no such file or folder: {source}")
     parts: list[list[tuple[str, Path]]] = [[], [], []]
-    for name in folder.rglob("*" if source else "*.py"):
-        path = name.relative_to(folder).parts
-        if not name.is_file() or (any(part.startswith(".") for part in path) if source else _SKIPPED & set(path)):
-            continue
+    for name in _files_in(folder, is_library=not source):
         digest = hashlib.sha256(f"{split_seed}:{name.relative_to(folder).as_posix()}".encode()).hexdigest()
         place = int(digest[:8], 16) / 16**8
         parts[(place >= TRAIN_SHARE) + (place >= TRAIN_SHARE + VALIDATION_SHARE)].append((digest, name))
     if not all(parts):  # few files
         return _cut(*(name for _, name in sorted(chain(*parts))))
     return [[_contents(name) for _, name in sorted(part)] for part in parts]
+
+
+def _files_in(folder: Path, *, is_library: bool) -> Iterator[Path]:
+    """Yield the files below a folder, without hidden ones; of the standard library the source, but for `_SKIPPED`."""
+    for parent, folders, names in os.walk(folder):  # looks into no folder that is skipped
+        folders[:] = [each for each in folders if each not in _SKIPPED] if is_library else _not_hidden(folders)
+        names = [each for each in names if each.endswith(".py")] if is_library else _not_hidden(names)
+        yield from (path for name in names if (path := Path(parent, name)).is_file())
+
+
+def _not_hidden(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith(".")]
 
 
 def _cut(*files: Path) -> list[list[Iterable[bytes]]]:
