@@ -93,15 +93,15 @@ def add_noise(parameters, *, seed: int) -> None:
             parameter.add_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
 
 
-def assert_loss_and_gradient(case: Case, oracle: Callable[[], float], *, num_directions: int = 1) -> None:
+def assert_loss_and_gradient(case: Case, oracle: Callable[[], float]) -> None:
     loss = case.objective.loss(case.policy, case.batch)
     case.policy.zero_grad()
     case.objective.zero_grad()
     loss.value.backward()
     assert float(loss.value.detach()) == pytest.approx(oracle(), rel=1e-5)
-    for direction in directions(case.tables, num_directions):
-        expected = slope(case.tables, oracle, direction)
-        assert gradient_along(case.learned, direction) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    direction = next(directions(case.tables, 1))
+    expected = slope(case.tables, oracle, direction)
+    assert gradient_along(case.learned, direction) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def move(tables: Sequence[Tensor], direction: Sequence[Tensor], length: float) -> None:
