@@ -10,7 +10,7 @@ from gflownet.autodiff.graph import Graph
 from tests.autodiff.random_graphs import RandomGraph, random_graph
 from tests.oracles import tensor_graphs as oracle
 
-NUM_CHUNKS, NUM_QUICK_CHUNKS, CHUNK = 24, 2, 50
+NUM_CHUNKS, NUM_QUICK_CHUNKS, CHUNK = 18, 1, 66
 SEEDS = range(NUM_CHUNKS * CHUNK)
 of_every_chunk = pytest.mark.parametrize(
     "chunk",
@@ -106,7 +106,7 @@ def features(result: RandomGraph) -> set:
 
 @pytest.mark.parametrize(
     ("num_graphs", "num_uses"),
-    [(NUM_QUICK_CHUNKS * CHUNK, 2), pytest.param(NUM_CHUNKS * CHUNK, 40, marks=pytest.mark.slow)],
+    [(NUM_QUICK_CHUNKS * CHUNK, 1), pytest.param(NUM_CHUNKS * CHUNK, 40, marks=pytest.mark.slow)],
 )
 def test_random_graphs_cover_all_rules(num_graphs, num_uses):
     graphs = [drawn(seed) for seed in SEEDS[:num_graphs]]

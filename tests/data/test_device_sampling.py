@@ -32,10 +32,10 @@ from tests.device_with_values import device_with_values
 from tests.fast_cases import slow_except
 from tests.waits import counted_waits
 
-CPU, META, NUM = torch.device("cpu"), torch.device("meta"), 16
+CPU, META, NUM = torch.device("cpu"), torch.device("meta"), 8
 # The others have no own rules, or the same ones with other options.
 QUICK = frozenset({"undirected_attributes", "directed", "computation_graph_ordered", "operation_graph", "choices"})
-PARAMETERS = slow_except(("directed", "choices"), ENVIRONMENTS)
+PARAMETERS = slow_except(("directed",), ENVIRONMENTS)
 OF_DEVICES = slow_except(("computation_graph_ordered", "choices"), sorted(QUICK))
 
 

@@ -63,6 +63,9 @@ LONG_ONLY = {
     *("computation_graph_many_ends", "recurrent_stack_of_gru"),
 }
 
+# One short walk does not meet every kind of action.
+MANY_KINDS = {"undirected_attributes", "operation_graph_tight", "directed_7"}
+
 
 # Operations with several ports and shared modules, tight in edges and costs, with at most 200 states.
 SHARED = {"inputs": ((2,),), "operations": ("linear",), "share": True}
@@ -95,7 +98,7 @@ SMALL: dict[str, dict[str, Any]] = {
         **{"choices": {"cross_attention": {"heads": 2}}, "max_hidden_nodes": 1},
     },
 }
-MANY_STATES = {"more_costs", "more_nodes", "more_projections", "must_share", "two_and_three_ports"}
+MANY_STATES = {"more_costs", "more_nodes", "more_projections", "must_share", "projections", "two_and_three_ports"}
 SMALL["more_projections"] = {**SMALL["projections"], "max_edges": 5}
 
 
@@ -139,7 +142,7 @@ def walks() -> Iterator[Any]:
     """Yield environment, number of walks and of their steps: short walks for every commit, long ones marked slow."""
     for name in CASES:
         if name not in LONG_ONLY:
-            yield pytest.param(name, 2, 16, id=name)
+            yield pytest.param(name, 1 + (name in MANY_KINDS), 16, id=name)
         yield pytest.param(name, 4, 24, id=f"{name}-long", marks=pytest.mark.slow)
 
 

@@ -66,7 +66,11 @@ SPACES = {
     "cells_one": Space(cells, (24, None), ((12, None), (17, None))),
     "choices": Space(choices, (5, 16), ((2, 16), (5, 9), (3, 12))),
 }
-CASES = [pytest.param(space, lower, id=f"{name}-{lower}") for name, space in SPACES.items() for lower in space.lower]
+CASES = [
+    pytest.param(space, lower, id=f"{name}-{lower}", marks=[pytest.mark.slow] * (lower != space.lower[0]))
+    for name, space in SPACES.items()
+    for lower in space.lower
+]
 
 
 def limit_of(env: Environment, caps: tuple[int | None, int | None]) -> torch.Tensor:

@@ -24,7 +24,7 @@ from tests.fast_cases import slow_except
 from tests.oracles.construction import built_one_by_one
 from tests.search.terminal_states import ENVIRONMENT_NAMES
 
-NUM_STATES = 6
+NUM_STATES = 4
 
 
 def generator(seed: int = 0) -> torch.Generator:

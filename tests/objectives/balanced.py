@@ -65,16 +65,10 @@ def flows_of(space: Classes, config: AlgoConfig, log_reward: torch.Tensor) -> Fl
     return labelled_flows(space, scaled, log_backward)
 
 
-def set_up(
-    space: Classes, config: AlgoConfig, *, scheme_of_flows: SymmetryName | None = None
-) -> tuple[Any, TabularPolicy, TrajectoryBatch, Flows]:
-    """Return an objective, a tabular policy at its exact flows, trajectories and the flows.
-
-    `scheme_of_flows`: the symmetry scheme of the flows, if different from the one of `config`.
-    """
+def set_up(space: Classes, config: AlgoConfig) -> tuple[Any, TabularPolicy, TrajectoryBatch, Flows]:
+    """Return an objective, a tabular policy at its exact flows, trajectories and the flows."""
     log_reward = rewards_of(space)
-    tables = AlgoConfig(backward_policy=config.backward_policy, symmetry=scheme_of_flows or config.symmetry)
-    flows = flows_of(space, tables, log_reward)
+    flows = flows_of(space, config, log_reward)
     symmetry, entropy_weight = log_symmetries(space).tolist(), 1 / (1 - ALPHA)
 
     def state_output(s: int) -> float:
@@ -85,7 +79,7 @@ def set_up(
     def logit_shift(s: int) -> float:
         return {"soft_q": 1.0, "fm": 1.0, "munchausen": 1 / entropy_weight}.get(config.method, 0.0) * flows.log_flow[s]
 
-    log_num_paths = _maximum_entropy(space, tables)[1]
+    log_num_paths = _maximum_entropy(space, config)[1]
     context, policy = tabular(
         space,
         flows,

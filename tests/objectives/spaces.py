@@ -1,5 +1,7 @@
 """Small spaces with symmetries, random rewards for their states, and batches of trajectories on them."""
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,7 @@ SPACES = {
 }
 
 
+@functools.cache
 def make_space(name: str) -> Classes:
     env = SPACES[name]()
     return classes_of(env, enumerate_states(env))

@@ -64,7 +64,18 @@ class Classes:
         return _second_by_first(self.num_backward)
 
     def position_of(self, states: GraphStates) -> list[int]:
-        return [self.positions[code] for code in self.env.identify(states).tolist()]
+        """Return the position of each state; one that was seen before is looked up by its arrays."""
+        nodes, edges = (states.node_type, states.node_attr), (states.edge_type, states.edge_attr, states.edge_order)
+        keys = [row.tobytes() for row in torch.cat([array.flatten(1) for array in (*nodes, *edges)], 1).numpy()]
+        missing = [i for i, key in enumerate(keys) if key not in self._seen]
+        if missing:
+            codes = self.env.identify(states[torch.tensor(missing)]).tolist()
+            self._seen.update((keys[i], self.positions[code]) for i, code in zip(missing, codes, strict=True))
+        return [self._seen[key] for key in keys]
+
+    @cached_property
+    def _seen(self) -> dict[bytes, int]:
+        return {}
 
 
 def _second_by_first(pairs: Iterable[Pair]) -> dict[int, list[int]]:

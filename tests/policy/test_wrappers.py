@@ -97,7 +97,7 @@ def test_compiled_policy_matches_plain_policy(policy_class, monkeypatch):
 def test_policy_in_parts_gives_same_gradient_with_less_memory(policy_class):
     context, policy = make_policy(policy_class)
     states = sample_forward(
-        context, policy, conditioning=Conditioning(torch.zeros(12, 1), torch.ones(12)), generator=torch.Generator()
+        context, policy, conditioning=Conditioning(torch.zeros(6, 1), torch.ones(6)), generator=torch.Generator()
     ).states
     batch, conditioning = context.to_batch(states), torch.zeros(len(states), 1)
     gradients, saved_bytes = [], []

@@ -217,7 +217,7 @@ def test_latency_is_measured_and_leaves_the_model_as_it_was():
             "an ONNX model that runs, got .*LSTM",
             marks=pytest.mark.slow,
         ),
-        ((5, 6), {"name": "LSTM", "hidden_size": 4, "output": [1, 1, -1]}, ""),
+        pytest.param((5, 6), {"name": "LSTM", "hidden_size": 4, "output": [1, 1, -1]}, "", marks=pytest.mark.slow),
     ],
     ids=["divisor", "projection", "cell state"],
 )

@@ -196,7 +196,7 @@ def test_recurrent_edges_that_do_not_fit_are_refused(edges, message):
     assert (message is None and not problems) or (message is not None and message in " ".join(problems)), problems
 
 
-@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 200), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 200), marks=pytest.mark.slow)])
 def test_random_graphs_with_state(seeds):
     num_stateful = 0
     for seed in seeds:

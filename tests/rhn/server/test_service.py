@@ -62,7 +62,7 @@ def serve(engine: Engine, talk: Callable[[Service], Awaitable[None]]) -> Service
 async def until_idle(engine: Engine) -> None:
     """Wait until no request runs or waits, and every event has arrived."""
     while engine.metrics().num_running + engine.metrics().num_waiting:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
 
 
