@@ -147,6 +147,10 @@ class BuiltIn:
 # Rows of packages above the package of their extension point, which names no class above it.
 HIGHER_ROWS: Mapping[str, Mapping[str, BuiltIn]] = {
     "activation": {"rhn": BuiltIn("gflownet.rhn.operation:RHNActivation", "layer of a Recurrent Hyper Network")},
+    "environment": {
+        "catalogue": BuiltIn("gflownet.tasks.catalogue_space:CatalogueContext", "graphs listed in a file"),
+        "recurrent_stack": BuiltIn("gflownet.tasks.recurrent_stacks:RecurrentStackContext", "stacks of RNN layers"),
+    },
     "operation": {"rhn": BuiltIn("gflownet.rhn.operation:RHN", "layer of a Recurrent Hyper Network over a sequence")},
 }
 # Homes of classes that moved, by the names in graphs of earlier commits.

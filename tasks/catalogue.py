@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from gflownet.envs.catalogue import KEY
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.recorded_tables import CurveFields, RecordedCurve, limits_of
@@ -23,6 +22,7 @@ from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import TRAINING_SECONDS, CandidateTraining, GFNTask, Score
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from gflownet.options import POSITIVE, option
+from tasks.catalogue_space import KEY
 
 _MAX_NATS = 700.0  # its exponential is a finite float
 SCORE = "score"

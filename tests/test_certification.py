@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 import sqlite3
 from pathlib import Path
@@ -97,7 +98,8 @@ def test_certify_detects_uncorrected_sampler(tmp_path, capsys):
     assert "  exact optimum: of trajectory balance is R / |Aut|, not R: algo.symmetry=none (total variation" in out
 
 
-def test_estimated_certificate_agrees_with_exact_one(corrected, capsys):
+def test_estimated_certificate_agrees_with_exact_one(corrected, tmp_path, capsys):
+    corrected = Path(shutil.copytree(corrected, tmp_path / "run"))
     (exact,) = certificate_of(corrected)["certificates"]
     before = (corrected / "evaluations.sqlite").read_bytes()
     options = (f"log_dir={corrected}", "resume=true", "certify=true", "certify_max_states=5")

@@ -63,29 +63,6 @@ ESTIMATE = ("resume=true", "certify_max_states=5", "certify_samples=1024")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("max_nodes", "num_steps", "backward_policy"), COMPARED)
-def test_estimated_certificate_agrees_with_the_exact_one(max_nodes, num_steps, backward_policy, tmp_path):
-    options = (
-        f"env.coloured_graph.max_nodes={max_nodes}",
-        f"algo.backward_policy={backward_policy}",
-        f"num_training_steps={num_steps}",
-    )
-    exact = run_exact(tmp_path, *options)
-    estimated = run_exact(tmp_path, *options, *ESTIMATE)
-    assert (exact["kind"], estimated["kind"]) == ("exact", "estimated")
-    low, value, high = (estimated[f"log_z{suffix}"] for suffix in ("_low", "", "_high"))
-    # Twice the 95 % interval: about four standard errors.
-    assert value - 2 * (value - low) < exact["log_z"] < value + 2 * (high - value)
-    assert estimated["elbo"] < exact["log_z"] < estimated["eubo"]
-    if max_nodes < 6:  # with 6 nodes the rank correlation is near 0 and can fall outside its 95 % interval
-        assert estimated["spearman_low"] < exact["spearman"] < estimated["spearman_high"]
-    assert exact["symmetries_hold"] is not False  # None: the policy is too far from the target to decide
-    assert estimated["symmetries_hold"] is not False
-    if max_nodes == 4:
-        assert estimated["symmetries_hold"] is True
-
-
-@pytest.mark.slow
 def test_estimated_certificate_without_automorphism_counts_misses_the_exact_one(tmp_path, monkeypatch):
     """Leave |Aut(x)| out of the estimated p(x): the certificate has to show it."""
     options = ("env.coloured_graph.max_nodes=4", "num_training_steps=20")

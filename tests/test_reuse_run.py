@@ -4,7 +4,6 @@ import itertools
 import json
 from pathlib import Path
 
-import pytest
 import torch
 
 from gflownet.config import load_config
@@ -14,7 +13,6 @@ from gflownet.mdp.trajectory import Origin
 from gflownet.run.logging import TIME_KEYS
 from gflownet.run.trainer import GFNTrainer
 from tests.data.rollouts import local_rollouts
-from tests.evaluation.stub_rows import open_store
 
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",
@@ -108,27 +106,3 @@ def test_run_with_all_exploration_resumes_exactly(tmp_path):
 def metrics_of(folder: Path) -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if name not in TIME_KEYS} for row in rows]
-
-
-@pytest.mark.slow
-def test_max_likelihood_learns_offline_graphs(tmp_path):
-    """Maximum likelihood on graphs with two hidden nodes from another run's store."""
-    made(tmp_path / "first", "algo.num_from_policy=32", "num_training_steps=2").run()
-    with open_store(tmp_path / "first/run/evaluations.sqlite") as store:
-        found = [record for record in store.top(1_000) if record.score == pytest.approx(0.3)][:3]
-    lines = [json.dumps({"graph": json.loads(record.graph), "score": record.score}) for record in found]
-    (tmp_path / "found.jsonl").write_text("\n".join(lines))
-    trainer = made(
-        tmp_path,
-        "num_training_steps=45",
-        "algo.method=max_likelihood",
-        "opt.learning_rate=0.02",
-        "replay.use=false",
-        f"offline.path={tmp_path}/found.jsonl",
-    )
-    keys = {record.key for record in found}
-    for rollout in itertools.islice(rollouts_of(trainer), 45):
-        trainer.learner.learn(rollout)
-    drawn = [trainer.source.sample_on_policy(step, policy=trainer.learner.trained) for step in range(10)]
-    graphs = [trainer.env.terminal(batch.terminal, i).canonical_key() for batch in drawn for i in range(4)]
-    assert sum(key in keys for key in graphs) > 10

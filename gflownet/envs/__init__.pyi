@@ -1,5 +1,3 @@
-from .catalogue import CatalogueContext as CatalogueContext
-from .catalogue import CatalogueEnv as CatalogueEnv
 from .cell_design import CELLS as CELLS
 from .cell_design import read_design as read_design
 from .cells import CellEnv as CellEnv
@@ -14,7 +12,6 @@ from .graph_building import LabelledDAGEnv as LabelledDAGEnv
 from .graph_building import parents_of as parents_of
 from .operation_graph import OperationGraphContext as OperationGraphContext
 from .operation_graph import OperationGraphEnv as OperationGraphEnv
-from .recurrent_stack import RecurrentStackEnv as RecurrentStackEnv
 from .slots import BitSequenceEnv as BitSequenceEnv
 from .slots import HypergridEnv as HypergridEnv
 from .slots import SlotEnv as SlotEnv

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from gflownet.errors import UserError
 from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
-from gflownet.plugins import BuiltIn, ExtensionPoint, check_name
+from gflownet.plugins import HIGHER_ROWS, BuiltIn, ExtensionPoint, check_name
 
 ENVIRONMENTS = ExtensionPoint(
     "env.name",
@@ -28,8 +28,7 @@ ENVIRONMENTS = ExtensionPoint(
         "tensor_graph": BuiltIn("gflownet.envs.tensor_graph:TensorGraphContext", "programs in index notation"),
         "choices": BuiltIn("gflownet.envs.choices:ChoicesContext", "choices in your own code"),
         "operation_graph": BuiltIn("gflownet.envs.operation_graph:OperationGraphContext", "networks of operations"),
-        "catalogue": BuiltIn("gflownet.envs.catalogue:CatalogueContext", "graphs listed in a file"),
-        "recurrent_stack": BuiltIn("gflownet.envs.recurrent_stack:RecurrentStackContext", "stacks of RNN layers"),
+        **HIGHER_ROWS["environment"],
     },
 )
 

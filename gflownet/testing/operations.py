@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class OperationContract(Contract):
     def __init__(self, name: str, example: Example) -> None:
         self.name, self.example, self.subject = name, example, name
 
-    def parts(self) -> tuple[type[Operation], dict[str, Shape], dict[str, Any]]:
+    def parts(self) -> tuple[type[Operation], dict[str, Shape], Mapping[str, Any]]:
         """Return the class, the shapes by port and the complete settings."""
         applied = read_operation({"name": self.name, **self.example.settings})
         return applied.row, dict(zip(applied.row.ports, self.example.inputs, strict=True)), applied.settings
@@ -173,7 +173,7 @@ class StandaloneOperation(nn.Module):
     The tensor at the port `weight` has no batch axis.
     """
 
-    def __init__(self, row: type[Operation], inputs: dict[str, Shape], settings: dict[str, Any]) -> None:
+    def __init__(self, row: type[Operation], inputs: dict[str, Shape], settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.node, self.probe = row.build(inputs, settings), Probe(row, inputs, settings)
         self.code = row.call(inputs, settings)
@@ -183,7 +183,7 @@ class StandaloneOperation(nn.Module):
         return self.probe.run(self.node, dict(zip(self.probe.shapes, values, strict=True)), self.code)
 
 
-def _module(row: type[Operation], inputs: dict[str, Shape], settings: dict[str, Any]) -> nn.Module:
+def _module(row: type[Operation], inputs: dict[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
     """Return an operation as a module that takes a tensor per port."""
     if issubclass(row, Composite):
         return to_pytorch_model(row.computation_graph(inputs, settings))

@@ -269,22 +269,6 @@ def test_unused_functions_are_freed():
     assert len(Function._known) <= before + 2
 
 
-@pytest.mark.slow
-def test_deep_and_long_formulas_are_read_back():
-    deep = Function.parse("tanh")
-    for number in range(2_000):
-        deep = Function.parse(
-            ("sin", "0.5*cos(x) + x", "exp", "1/(x + 2)")[number % 4] if number % 400 < 4 else "sin"
-        ).compose(deep)
-    assert Function.parse(str(deep)) is deep
-    assert pickle.loads(pickle.dumps(deep)) is deep
-    assert copy.deepcopy(deep) is deep
-    text = " + ".join(f"{k + 1}*sin({k + 1}*x)" for k in range(3_000))
-    total = Function.parse(text)
-    assert len(total.parts) == 3_000
-    assert Function.parse(str(total)) is total
-
-
 @pytest.mark.parametrize(
     ("formula", "point", "expected"),
     [

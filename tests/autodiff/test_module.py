@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.compilation import compile_gradient
-from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.module import GraphModule, to_module
 from gflownet.autodiff.nodes import LeafNode, Node
 
@@ -188,25 +187,3 @@ def test_saved_modules_and_programs(differentiation: Literal["program", "autogra
     program = compile_gradient(build.Sum(build.Square(logits)), x)
     for same in (copy.deepcopy(program), pickle.loads(pickle.dumps(program))):
         torch.testing.assert_close(same(point), program(point), rtol=0.0, atol=0.0)
-
-
-@pytest.mark.slow
-def test_deep_graphs_are_copied() -> None:
-    """2,100 nodes; a second chain reads the first."""
-    x = build.Input([2], name="x", dtype=DOUBLE)
-    chain: Node = x
-    total: Node = x
-    for _ in range(700):
-        chain = build.Sin(build.Cos(chain))
-        total = total + chain
-    copies = copy.deepcopy((total, [x, chain])), pickle.loads(pickle.dumps((total, [x, chain])))
-    reordered = pickle.loads(pickle.dumps(([x, chain], total)))
-    for same_total, (same_x, same_chain) in (*copies, reordered[::-1]):
-        order = topological_order([same_total])
-        assert len(order) == len(topological_order([total])) > 2_000
-        assert {same_x, same_chain} <= {*order}
-        values = evaluate([same_total], {same_x: torch.ones(2, dtype=DOUBLE)})
-        torch.testing.assert_close(values, evaluate([total], {x: torch.ones(2, dtype=DOUBLE)}))
-    same = copy.copy(total)
-    assert same is not total
-    assert same.inputs == total.inputs

@@ -65,20 +65,6 @@ def test_write_certificate_lists_errors_classes_and_rules(right, tmp_path):
     assert [line.partition(":")[0] for line in part["verdict"]] == ["exact optimum", "network", "log Z"]
 
 
-@pytest.mark.slow
-def test_write_certificate_names_violated_rules(tmp_path):
-    env = HidesAnEdgeRemoval()
-    certificate = Case.of(classes_of(env, enumerate_states(env))).certified(max_states=5)
-    write_certificate(tmp_path / "wrong.json", certificate, run={})
-    content = json.loads((tmp_path / "wrong.json").read_text())
-    assert content["errors"][0] == "backward mask hides a legal removal"
-    violation = content["rules"]["violations"][0]
-    assert " removals lead from [4 nodes: 0 a, " in violation["example"]
-    assert violation["num"] > 0
-    assert content["rules"]["verdict"][0].startswith("rules: ERROR, backward mask hides a legal removal: ")
-    assert content["certificates"][0].get("optimum_loss") is None
-
-
 def test_certificate_metrics_count_errors(right):
     metrics = certificate_metrics(right)
     assert (metrics["certificate/rules_hold"], metrics["certificate/num_errors"]) == (1, 0)

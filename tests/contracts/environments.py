@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from gflownet.envs.catalogue import CatalogueEnv
 from gflownet.envs.cell_networks import Cell, SlotCosts
 from gflownet.envs.cells import CellEnv, CellsContext, CostCaps
 from gflownet.envs.choice_places import read_places
@@ -12,7 +11,6 @@ from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellsEnvConfig, EnvConfig, RecurrentStackConfig
 from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
-from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.graphs.assignment import Assignment
@@ -21,6 +19,8 @@ from gflownet.graphs.typed import OperationCost
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
 from gflownet.operations.tensor_shape import Shape
+from tasks.catalogue_space import CatalogueEnv
+from tasks.recurrent_stacks import RecurrentStackEnv
 
 
 def computation_graphs(**changes) -> ComputationGraphEnv:

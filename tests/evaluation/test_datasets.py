@@ -2,7 +2,6 @@
 
 import gzip
 import re
-import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -65,26 +64,6 @@ def test_tables_are_those_of_scikit_learn():
     diabetes = load("diabetes")
     targets = torch.cat([part.targets for part in diabetes])
     assert torch.equal(targets.sort().values, torch.from_numpy(load_diabetes(return_X_y=True)[1]).float().sort().values)
-
-
-@pytest.mark.slow
-def test_mnist1d_is_generated_without_network_and_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(socket, "socket", None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    datasets._mnist1d.cache_clear()
-    state = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[union-attr]
-    splits = load("mnist1d")
-    assert sizes(splits) == [3200, 800, 1000]
-    assert (splits.layout, tuple(splits.train.example.shape), splits.num_outputs) == ("signal", (1, 40), 10)
-    assert torch.equal(torch.get_rng_state(), state[0])
-    assert np.array_equal(np.random.get_state()[1], state[1])  # type: ignore[index]
-    datasets._mnist1d.cache_clear()  # as in another process, which reads the file
-    monkeypatch.setitem(sys.modules, "mnist1d.data", None)
-    assert torch.equal(load("mnist1d").test.inputs, splits.test.inputs)
-    datasets._mnist1d.cache_clear()
-    monkeypatch.setattr(np, "__version__", "0")
-    with pytest.raises(UserError, match="expected the package mnist1d, got none"):
-        load("mnist1d")
 
 
 @pytest.mark.slow

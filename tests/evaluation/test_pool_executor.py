@@ -6,7 +6,6 @@ import io
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -169,38 +168,6 @@ def programs() -> list[psutil.Process]:
             if process.cmdline() == ["sleep", "1000"]:
                 running.append(process)
     return running
-
-
-@pytest.mark.slow
-def test_owner_ends_with_a_main_process_killed_during_its_imports(tmp_path):
-    """Row 65: an owner that still imports the modules of the task notices the end of the main process."""
-    slow = "import os, time\nfor _ in range(600 if 'SLOW' in os.environ else 0):\n    time.sleep(0.1)\n"
-    task = "from tests.evaluation.warm_task import WarmTask\nclass SlowTask(WarmTask):\n    pass\n"
-    (tmp_path / "slow_module.py").write_text(slow + task, encoding="utf-8")
-    program = (
-        "import os\n"
-        "from slow_module import SlowTask\n"
-        "from tests.evaluation.test_pool_executor import CONFIG, PoolExecutor, submit\n"
-        "os.environ['SLOW'] = '1'\n"
-        "pool = PoolExecutor(SlowTask(), CONFIG)\n"
-        "handle = submit(pool, 'good')\n"
-        "print(pool._owner._process.pid, flush=True)\n"
-        "pool.wait([handle], timeout=None)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    arguments = [sys.executable, "-c", program]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as main:
-        assert main.stdout is not None
-        line = main.stdout.readline()
-        main.kill()
-    owner = psutil.Process(int(line))
-    end = time.monotonic() + 5
-    while is_alive(owner) and time.monotonic() < end:
-        time.sleep(0.05)
-    running = is_alive(owner)
-    with suppress(psutil.NoSuchProcess):
-        owner.kill()
-    assert not running
 
 
 def test_capacity_and_memory_follow_the_machine():

@@ -220,21 +220,6 @@ def assert_same_training(first: Outcome, other: Outcome) -> None:
         assert torch.equal(value, two["model"][name]), name
 
 
-@pytest.mark.slow
-def test_training_in_parts_equals_full_training():
-    task = build("num_epochs=3")
-    full, parts = (trained(task, ZOO, *fidelities) for fidelities in ((3,), (1, 2, 3)))
-    for together, one in zip(full, parts, strict=True):
-        assert_same_training(together, one)
-        assert len(together.curve) == 3
-        assert together.score is not None
-        assert together.curve[-1] == together.score.value
-    assert trained(task, ZOO[:1], 2, 3)[0].curve == full[0].curve
-    seeds = range(7, 7 + len(ZOO))
-    assert [outcome.score for outcome in full] == task.evaluate_many(ZOO, seeds=seeds)
-    assert [outcome.test for outcome in full] == [task.test(g, seed=s) for g, s in zip(ZOO, seeds, strict=True)]
-
-
 def test_trainings_of_different_epochs_share_a_job():
     task = build("num_epochs=4")
     graphs = ZOO[:3]

@@ -26,7 +26,7 @@ from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.evaluation.tasks import TASKS
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.translation import StackedModel, TranslatedModel, to_pytorch_model
+from gflownet.translation import StackedModel, to_pytorch_model
 from tasks.images import lenet5
 from tests.device_with_values import device_with_values
 from tests.evaluation.candidates import classifier_graph, config_with
@@ -368,29 +368,6 @@ def test_seeds_train_one_by_one_where_they_cannot_be_stacked(monkeypatch, reason
     expected = one_by_one(task, graph)
     assert [each.score for each in outcomes] == [each.score for each in expected]
     assert all(each.status is EvaluationStatus.OK for each in outcomes)
-
-
-@pytest.mark.slow
-def test_isomorphic_graphs_with_other_ids_train_alone(monkeypatch):
-    """Their canonical keys are equal, the names and the order of their parameters are not."""
-    task, graph = build("evaluation.memory_format=channels_last", "task_options.data=digits"), network(10, (1, 8, 8))
-    data = graph.to_dict()
-    hidden = [node["id"] for node in data["nodes"] if node["node_type"] == "hidden"]
-    moved = dict(zip(hidden, hidden[::-1], strict=True))
-    for node in data["nodes"]:
-        node["id"] = moved.get(node["id"], node["id"])
-    for edge in data["edges"]:
-        edge |= {end: moved.get(edge[end], edge[end]) for end in ("source", "target")}
-    other = type(graph).from_dict(data)
-    assert other.canonical_key() == graph.canonical_key()
-    with pytest.raises(ValueError, match="expected models of one plan"):
-        StackedModel([cast(TranslatedModel, task.build_model(each)) for each in (graph, other)])
-    together = run_job(task, Job((graph, other), SEEDS[:2], fidelity=2, tests=True))
-    alone = [
-        run_job(task, Job((each,), (seed,), fidelity=2, tests=True))[0]
-        for each, seed in zip((graph, other), SEEDS, strict=False)
-    ]
-    assert [each.score for each in together] == [each.score for each in alone]
 
 
 def test_error_of_seeds_side_by_side_is_theirs(monkeypatch):

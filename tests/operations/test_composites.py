@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.translation import to_pytorch_model
 
 
-def parts(name: str, shape: Shape, **settings: object) -> tuple[type[Operation], dict[str, Shape], dict]:
+def parts(name: str, shape: Shape, **settings: object) -> tuple[type[Operation], dict[str, Shape], Mapping[str, Any]]:
     applied = read_operation({"name": name, **settings})
     return applied.row, {"input": shape}, applied.settings
 

@@ -86,20 +86,6 @@ def test_grouped_queries_with_a_window_and_falling_scores_equal_plain_attention(
     torch.testing.assert_close(module(x), plain_attention(module, x, 6, 2, added))
 
 
-@pytest.mark.slow  # imports transformers
-@pytest.mark.parametrize("causal", [False, True])
-def test_ranges_of_distances_equal_those_of_t5(causal: bool) -> None:
-    from transformers.models.t5.configuration_t5 import T5Config
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    config = T5Config(d_model=8, num_heads=2, d_kv=4, is_decoder=causal)
-    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
-    ours = layers.RelativeBias(2, causal=causal)
-    ours.embedding.load_state_dict(theirs.relative_attention_bias.state_dict())
-    places = torch.arange(300)
-    torch.testing.assert_close(ours(places[:, None] - places)[None], theirs.compute_bias(300, 300))
-
-
 @pytest.mark.parametrize("distances", [None, "linear", "relative"])
 @pytest.mark.parametrize("lengths", [[1] * 9, [4, 1, 4]])
 def test_carried_attention_continues_the_calls_before(lengths: list[int], distances: str | None) -> None:

@@ -6,18 +6,18 @@ import networkx as nx
 import torch
 from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
-from gflownet.envs.catalogue import CatalogueEnv
 from gflownet.envs.cells import CellEnv
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
-from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.action import GraphAction, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
+from tasks.catalogue_space import CatalogueEnv
+from tasks.recurrent_stacks import RecurrentStackEnv
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.labelled_dag import LabelledDAGOracle

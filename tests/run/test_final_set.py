@@ -2,10 +2,6 @@
 
 import json
 import math
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -335,29 +331,6 @@ def test_load_refuses_a_damaged_set(copied_run):
     (folder / "set.json").unlink()
     with pytest.raises(ValueError, match=r"set.json: expected the file of a run, got none"):
         gflownet.load(folder, set=True)
-
-
-@pytest.mark.slow
-def test_killed_run_keeps_the_weights(tmp_path: Path):
-    options = ["--config", "digits", *TINY_RUN, "num_training_steps=8", "checkpoint_every=1", "final.keep=3"]
-    options[options.index("evaluation.executor=inline")] = "evaluation.executor=pool"
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert main([*options, f"log_dir={whole}"]) == 0
-    process = subprocess.Popen([sys.executable, "-m", "gflownet.train", *options, f"log_dir={killed}"])
-    end = time.monotonic() + 300
-    while not len([*killed.glob("weights/*.safetensors")]) >= 2:
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (killed / "set.json").exists()
-    assert main([f"log_dir={killed}", "resume=true"]) == 0
-    assert weights_of(killed) == weights_of(whole)
-    members = [[member | {"run": ""} for member in content_of(folder)["members"]] for folder in (whole, killed)]
-    for each in (*members[0], *members[1]):
-        del each["checksum"]
-    assert members[0] == members[1]
 
 
 @pytest.mark.slow

@@ -107,22 +107,6 @@ def test_first_design_is_spread_and_the_same_in_any_batches():
     assert torch.equal(method.env.identify(GraphStates.cat([first, method.propose(2, 5)])), method.env.identify(whole))
 
 
-@pytest.mark.slow
-def test_batch_avoids_copies_of_its_members(macro):
-    """Proposes the best and the second best candidate, not the best one and its copy, which has nothing to add."""
-    loop, _ = run_search(
-        build_components(
-            [*macro, "search.surrogate.name=gaussian_process", "search.acquisition.beta=1000", "budget.evaluations=16"]
-        )
-    )
-    method = method_of(loop)
-    pool = method.pool(9)
-    order = pool.log_values.argsort(descending=True)[torch.tensor([0, 0, 1])]
-    copies = Pool(pool.states[order], pool.log_values[order], pool.origin[order])
-    chosen = method.env.identify(method._chosen(copies, 2, 9))
-    assert torch.equal(chosen, method.env.identify(pool.states[order[torch.tensor([0, 2])]]))
-
-
 def test_pool_of_a_small_space_has_the_acquisition_of_every_unknown_cell(finished):
     method = method_of(finished)
     pool = method.pool(1)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gflownet.config import load_config, with_task_options
-from gflownet.envs.catalogue import CatalogueEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.task import TRAINING_SECONDS
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from tasks.catalogue import CatalogueTask, CatalogueTaskConfig
+from tasks.catalogue_space import CatalogueEnv
 from tests.benchmark_tables import real_table, recipes, write_lines
 
 NUM_EPOCHS = 9

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +19,9 @@ from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.data.datasets import load_splits
 from gflownet.evaluation.data.examples import Splits
-from gflownet.train import main
-from gflownet.translation import to_onnx
-from gflownet.translation.array_inputs import ArrayInputs
 from tasks.images import ImagesConfig, ImagesTask
 from tests.evaluation.test_tensor_task import network
 from tests.tasks.test_table import run_folder
-from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -458,26 +453,6 @@ def test_classes_of_digits_are_numbers(finished_runs):
     assert list(model.class_names) == list(range(10)) == list(gflownet.load(folder, set=True).class_names)
     images = torch.rand(3, 1, 8, 8)
     assert model.predict(images).tolist() == model(images).argmax(1).tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
-def test_run_on_a_folder_predicts_in_a_new_process_and_from_onnx(tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    folder, run = write_images(tmp_path / "data", num=20), tmp_path / "run"
-    (folder / "cat" / "zz.png").write_text("no image")
-    options = [*TINY_RUN, *TINY_TASKS["images"], f"task_options.data={folder}", f"log_dir={run}"]
-    assert main(["--config", "images", *options, "evaluation.num_epochs=5"]) == 0
-    assert "1 damaged (cat/zz.png" in (run / "data.txt").read_text()
-    paths, model = [str(path) for path in sorted(folder.glob("*/*0.png"))], gflownet.load(run)
-    code = f"import gflownet; print(' '.join(gflownet.load({str(run)!r}).predict({paths!r})))"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.split() == model.predict(paths).tolist()
-    to_onnx(model, tmp_path / "model.onnx")
-    arrays = ArrayInputs.from_dict(json.loads((tmp_path / "model.arrays.json").read_text()))
-    assert list(arrays.target.labels) == ["cat", "dog"]
-    (outputs,) = runtime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": arrays.encoded(paths)})
-    assert arrays.predictions(outputs).tolist() == model.predict(paths).tolist()
 
 
 @pytest.mark.parametrize("names", [("training_set", "test_set"), ("seg_train", "seg_test"), ("TRAIN", "Testing")])

@@ -17,7 +17,6 @@ from gflownet.config import load_config, with_task_options
 from gflownet.envs.choice_places import read_places
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnvContext
-from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.evaluation.execution import restored, run_job
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.task import Cost
@@ -29,6 +28,7 @@ from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
 from gflownet.rhn.network import RecurrentStack, fit_parameters, num_parameters
 from tasks.language import LanguageConfig, LanguageTask
+from tasks.recurrent_stacks import RecurrentStackEnv
 
 TINY = (
     f"task_options.text={__file__}",

@@ -137,21 +137,6 @@ def test_onnx_refuses_invalid_models(monkeypatch, tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["rhn", "attention"])
-@pytest.mark.filterwarnings("ignore")
-def test_onnx_accepts_an_empty_batch(kind, tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    data = chain(3, 4, 2, activation="rhn" if kind == "rhn" else "relu")
-    data["nodes"][1]["attributes"] = {} if kind == "rhn" else {"aggregation": "attention"}
-    to_onnx(model := build(data), tmp_path / "model.onnx")
-    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    arguments, _ = example(model, batch=0)
-    inputs = {each.name: value.numpy() for each, value in zip(session.get_inputs(), arguments, strict=True)}
-    assert session.run(None, inputs)[0].shape == (0, 2)
-
-
 class Merged(torch.nn.Linear):
     """A layer that merges an adapter in eval mode, as in loralib: its `train` does more than to set a flag."""
 

@@ -210,12 +210,7 @@ def read_run(folder: Path) -> RunData:
         return []
 
     problems += _unknown_limits(tree)
-    certificate, sampler = _json(folder / "certificate.json", problems), _json(folder / "sampler.json", problems)
-    try:
-        sampler = sampler if sampler is None or sampler_lines(sampler) else None
-    except (LookupError, TypeError, ValueError):
-        problems.append("sampler.json is damaged.")
-        sampler = None
+    certificate = _json(folder / "certificate.json", problems)
     return RunData(
         folder=folder,
         run_id=run_id,
@@ -228,7 +223,7 @@ def read_run(folder: Path) -> RunData:
         references=listed("references.json", is_needed=False),
         front=listed("pareto_front.json", is_needed=False),
         certificate=certificate if isinstance(certificate, dict) else None,
-        sampler=mapping_of(sampler),
+        sampler=_sampler(folder, problems),
         set_of_networks=mapping_of(_json(folder / "set.json", problems)),
         account=path.read_text(errors="replace").splitlines() if (path := folder / "data.txt").is_file() else (),
         problems=[masked(problem) for problem in problems],
@@ -290,6 +285,16 @@ def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]
     except (UserError, ValueError, KeyError, TypeError) as error:
         problems.append(f"The evaluations cannot be read: {error}")
         return []
+
+
+def _sampler(folder: Path, problems: list[str]) -> Mapping[str, Any]:
+    """Return the figures of the sampler; none without any, or where they are damaged."""
+    record = mapping_of(_json(folder / "sampler.json", problems))
+    try:
+        return record if record and sampler_lines(record) else {}
+    except (LookupError, TypeError, ValueError):
+        problems.append("sampler.json is damaged.")
+        return {}
 
 
 def _json(path: Path, problems: list[str]) -> Any:

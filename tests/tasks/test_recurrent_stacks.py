@@ -7,11 +7,11 @@ import pytest
 from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config
 from gflownet.envs.config import EnvConfig, RecurrentStackConfig
-from gflownet.envs.recurrent_stack import RecurrentStackContext, RecurrentStackEnv, choices_of
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.rhn.config import StackLayer, read_stack
+from tasks.recurrent_stacks import RecurrentStackContext, RecurrentStackEnv, choices_of
 from tests.contracts.environments import recurrent_stacks
 
 
