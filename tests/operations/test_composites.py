@@ -22,7 +22,7 @@ def parts(name: str, shape: Shape, **settings: object) -> tuple[type[Operation],
     return applied.row, {"input": shape}, applied.settings
 
 
-def translated(row: type[Operation], inputs: dict[str, Shape], settings: dict) -> nn.Module:
+def translated(row: type[Operation], inputs: dict[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
     assert issubclass(row, Composite)
     return to_pytorch_model(row.computation_graph(inputs, settings))
 
