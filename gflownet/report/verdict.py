@@ -12,7 +12,7 @@ from gflownet.errors import counted
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.rows import EvaluationRecord
 
-PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+PLUS_MINUS, NO_BREAK = "\N{PLUS-MINUS SIGN}", "\N{NO-BREAK SPACE}"
 HYPERVOLUME = "hypervolume on new seeds"  # a measure of fronts in place of scores
 
 
@@ -53,7 +53,8 @@ class Side:
 
 
 def _short(value: float, margin: float, *, sign: str = "") -> str:
-    return f"{value:{sign}.3f}" + ("" if math.isnan(margin) else f" {PLUS_MINUS} {margin:.3f}")
+    margin_words = "" if math.isnan(margin) else f"{NO_BREAK}{PLUS_MINUS}{NO_BREAK}{margin:.3f}"
+    return f"{value:{sign}.3f}{margin_words}"
 
 
 def _margin_words(margin: float) -> str:
@@ -116,8 +117,8 @@ class Comparison:
         """Return the verdict, with the number of trainings that would give another one."""
         if not (num := self.num_needed):
             return self.verdict
-        number = f"at most {num} trainings" if num <= _MOST_TRAININGS else f"more than {_MOST_TRAININGS} trainings"
-        return f"{self.verdict} ({number} each would)"
+        number = f"at most {num}" if num <= _MOST_TRAININGS else f"more than {_MOST_TRAININGS}"
+        return f"{self.verdict} ({number})"
 
     @property
     def line(self) -> str:
@@ -146,7 +147,7 @@ class Comparison:
 
 _POWER, _MOST_TRAININGS = ((1.96 + 0.84) / 1.96) ** 2, 99
 RANDOM = "random search"
-COMPARED = ("compared by", "this run", "reference", "difference", "this run is")
+COMPARED = ("compared by", "this run", "reference", "difference", "this run is (seeds to separate)")
 
 
 def comparisons_of(best: Side | None, references: Iterable[Side | None]) -> list[Comparison]:

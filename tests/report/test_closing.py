@@ -285,15 +285,10 @@ def test_better_references_come_first():
     better = Side("a forest", 0.99, 0.98, 1.0)
     worse = Side("a line", 0.5, 0.4, 0.6)
     comparisons = comparisons_of(BEST, [worse, equal, better])
-    assert [each.cells for each in comparisons] == [
+    cells = [tuple(cell.replace("\N{NO-BREAK SPACE}", " ") for cell in each.cells) for each in comparisons]
+    assert cells == [
         ("a forest", "0.950 ± 0.010", "0.990 ± 0.010", "-0.040 ± 0.014", "worse"),
-        (
-            "random search",
-            "0.950 ± 0.010",
-            "0.945 ± 0.015",
-            "+0.005 ± 0.018",
-            "not separated (at most 80 trainings each would)",
-        ),
+        ("random search", "0.950 ± 0.010", "0.945 ± 0.015", "+0.005 ± 0.018", "not separated (at most 80)"),
         ("a line", "0.950 ± 0.010", "0.500 ± 0.100", "+0.450 ± 0.100", "better"),
     ]
     assert comparisons[0].line == (
@@ -303,7 +298,7 @@ def test_better_references_come_first():
     assert summary_of([]) == ""
     assert comparisons_of(BEST, []) == comparisons_of(None, [equal]) == []
     (unknown,) = comparisons_of(BEST, [Side("one training", 0.5, math.nan, math.nan)])
-    assert unknown.cells[1:] == ("0.950 ± 0.010", "0.500", "+0.450", "not separated")
+    assert unknown.cells[1:] == ("0.950\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.010", "0.500", "+0.450", "not separated")
 
 
 def test_trainings_that_a_line_names_separate_a_difference_in_most_runs():
