@@ -24,10 +24,10 @@ SHRINKING_ROOMS = {
     "run": 4_915,
     "graphs": 4_798,
     "translation": 3_648,
-    "report": 4_182,
+    "report": 4_183,
 }
 NUM_PACKAGE_FILES = 388
-NUM_DOC_WORDS = 88_528
+NUM_DOC_WORDS = 88_519
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.
