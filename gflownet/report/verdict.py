@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def gain(self) -> float:
-        """Return the mean of the run minus that of the reference."""
+        """Return the mean of the run minus the mean of the reference."""
         return self.own.mean - self.reference.mean
 
     @property
@@ -141,7 +141,7 @@ class Comparison:
 
     @property
     def is_random(self) -> bool:
-        """Return whether the reference is that of random architectures."""
+        """Return whether the reference are random architectures."""
         return is_random(self.reference.name)
 
 
@@ -191,7 +191,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def random_note(comparisons: Sequence[Comparison]) -> str:
-    """Return what random search is, in a line; empty without it."""
+    """Return the description of random search, in a line; empty without one."""
     name = next((each.reference.name for each in comparisons if each.is_random and not _is_front(each)), "")
     return f"{RANDOM}: {name}" if name else ""
 
@@ -201,7 +201,7 @@ def _is_front(comparison: Comparison) -> bool:
 
 
 def is_random(name: str) -> bool:
-    """Return whether a reference is that of random architectures."""
+    """Return whether a reference are random architectures."""
     return "random architecture" in name
 
 
@@ -211,7 +211,7 @@ def is_beaten(side: Side, best: Side) -> bool:
     return best.mean > side.mean and best.is_apart(side)
 
 
-MIN_TRAINED_ON = 20  # evaluations: fewer hardly tell one architecture from another
+MIN_TRAINED_ON = 20  # evaluations: fewer hardly separate architectures
 
 
 def sampler_lines(record: Mapping[str, Any]) -> list[str]:
