@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -261,11 +262,7 @@ def check_values(config: Config) -> None:
     except _errors().OmegaConfBaseException:
         tree = None
     for item in OPTIONS.values():
-        item.check(resolved(config, item) if tree is None else reduce(_member, item.key.split("."), tree))
-
-
-def _member(tree: Any, key: str) -> Any:
-    return tree[key]
+        item.check(resolved(config, item) if tree is None else reduce(getitem, item.key.split("."), cast(Any, tree)))
 
 
 def config_names(room: str = "") -> list[str]:

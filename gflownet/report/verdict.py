@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from gflownet.cli.console import duration
@@ -239,14 +240,14 @@ def _trained_words(record: Mapping[str, Any]) -> str:
     if not scores:
         return "no sample was evaluated"
     sizes = [size for size in record["parameters"] if size is not None]
-    words, range_words = f"{counted(len(scores), 'new sample')}: {_mean(scores):.3f}", ""
+    words, range_words = f"{counted(len(scores), 'new sample')}: {fmean(scores):.3f}", ""
     if sizes:
         range_words = f" of {min(sizes):,} to {max(sizes):,} parameters"
     if not random:
         return f"{words} (random predicted {record['random_predicted']:.3f})"
-    words += f" ({counted(len(random), 'random architecture')}{range_words}: {_mean(random):.3f}"
+    words += f" ({counted(len(random), 'random architecture')}{range_words}: {fmean(random):.3f}"
     if len(random) > len(chosen):
-        words += f", the {len(chosen)} of them with the best predictions: {_mean(chosen):.3f}"
+        words += f", the {len(chosen)} of them with the best predictions: {fmean(chosen):.3f}"
     return f"{words})"
 
 
@@ -258,13 +259,9 @@ def _preferred_words(entry: Mapping[str, Any]) -> str:
 
 def sampler_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of sampler.json as metrics `sampler/NAME`; lists of scores as their means."""
-    means = {key: _mean(record[f"{key}s"]) for key in ("score", "random_score", "chosen_score") if record[f"{key}s"]}
+    means = {key: fmean(record[f"{key}s"]) for key in ("score", "random_score", "chosen_score") if record[f"{key}s"]}
     single = {key: float(value) for key, value in record.items() if isinstance(value, int | float) and key != "format"}
     return {f"sampler/{name}": value for name, value in {**means, **single}.items()}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class Run:
             if not folder.is_lost:
                 with self._status.phase(Phase.REPORT):
                     self._status.end(state, " ".join(message.split()))
-                    is_written = writes_page and self._page.write()
+                    is_written = writes_page and self._page.write(is_last=True)
                 for line in (closing_lines or self._closing_lines)(state):
                     self.logger.print(line)
                 if is_written:
@@ -207,7 +207,7 @@ class _Page:
         self._folder, self._every = folder, every
         self._is_announced, self._due = False, time.monotonic() + (every or math.inf)
         self.path = folder.path / PAGE_NAME
-        self.advice = list[str]()  # what to do next, by the last page
+        self.advice = list[str]()  # the next step, by the last page
 
     def rewrite(self, report_line: Callable[[str], None]) -> None:
         """Write the page if the last one is old enough, and print its path the first time."""
@@ -220,15 +220,15 @@ class _Page:
         end = time.monotonic()
         self._due = end + max(self._every, (end - start) / _MAX_SHARE)
 
-    def write(self) -> bool:
-        """Write the page; return whether it is there."""
+    def write(self, *, is_last: bool = False) -> bool:
+        """Write the page, and find the next step after the last one; return whether the page is there."""
         if self._every is None:
             return False
         from gflownet.report.page import advice, page_of, read_run  # the templates are not needed before
 
         try:
             run = read_run(self._folder.path)
-            page, self.advice = page_of(run), advice(run)
+            page, self.advice = page_of(run), advice(run) if is_last else []
             with locked_folder(self._folder.path):
                 write_whole(self.path, page)
         except Exception as error:
