@@ -18,7 +18,7 @@ from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.final import Sizes, TopArchitecture
 from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.graphs.assignment import Assignment
-from gflownet.report.page import read_run
+from gflownet.report.page import advice, read_run
 from gflownet.report.verdict import spent_on
 from gflownet.rhn.checkpoint import description_of
 from gflownet.rhn.network import RecurrentStack
@@ -96,6 +96,9 @@ def test_saved_models_have_the_reported_scores(copied_run, capsys):
     first, _, second = shown.split("mean score of sampled")[0].rpartition("random search: ")
     assert "scikit-learn MLPClassifier" in first, "the comparison comes first"
     assert second.startswith("best of 2 random architectures")
+    next_step = advice(read_run(folder))
+    assert next_step
+    assert "\n".join(next_step) in shown
     random = gflownet.load(folder / "random_architecture.json")
     (entry,) = json.loads((folder / "random_architecture.json").read_text())
     assert task.test_score(random) == entry["final"]["test_scores"][0]
