@@ -39,7 +39,7 @@ from gflownet.objectives.max_likelihood import MaxLikelihood
 from gflownet.plugins import is_module_class
 from gflownet.run.extensions import SAMPLER_OPTIMISER, automatic_method, load_extensions, validate
 from gflownet.run.folder import last_checkpoint
-from gflownet.run.plan import Plan, plan_of
+from gflownet.run.plan import Plan, plan_of, sampler_updates
 from gflownet.run.progress import Progress
 from gflownet.search.config import AUTO, GFLOWNET
 from gflownet.search.enumeration import check_space
@@ -211,12 +211,13 @@ class Components:
 
         Both train the policy, which gets its first weights again; then it has a new learner.
         """
-        config, options = self.config, self.config.search.sampler
+        config, plan = self.config, self.plan
+        num_likelihood, num_updates = sampler_updates(config.search.sampler, plan.num_search + plan.num_verified)
         with seeded(stream_seed(config.seed, POLICY_STREAM) % 2**32):  # of numpy, too
             self.policy, self.objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
         for objective, num, rate in (
-            (MaxLikelihood(self.context, config.algo), options.num_likelihood_updates, LIKELIHOOD_RATE),
-            (self.objective, options.num_updates, OBJECTIVE_RATE),
+            (MaxLikelihood(self.context, config.algo), num_likelihood, LIKELIHOOD_RATE),
+            (self.objective, num_updates, OBJECTIVE_RATE),
         ):
             fixed = SAMPLER_OPTIMISER | {"learning_rate": rate}
             opt = OptimizerConfig(**{**cast(Mapping[str, Any], config.opt), **fixed})
