@@ -20,6 +20,7 @@ from gflownet.data.sampler import Exploration
 from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget, Reserve
+from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.config import BudgetConfig, TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
@@ -63,7 +64,9 @@ from gflownet.workers.transport import make_transport
     RANDOM_STREAM,
     SEARCH_STREAM,
     SAMPLER_STREAM,
-) = range(8)
+    LATENCY_STREAM,
+) = range(9)
+_NUM_TIMED = 16  # random architectures whose latency is measured at the start
 _ROUNDING = 1e-9  # of 1 / updates_per_reward
 
 
@@ -105,6 +108,11 @@ class Components:
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
         self.search = self.build_search()
+        if isinstance(self.task, TensorTask) and self.task.lacks_target:
+            states = self.search.method.setup.random_draws(LATENCY_STREAM)(_NUM_TIMED, torch.Generator())
+            target = self.task.target_latency_of(self.env.terminal(states, index) for index in range(len(states)))
+            for each in (self.config, self.chosen_config):  # a resumed run has the same
+                each.evaluation.target_latency = target
         self.sampler = self.build_sampler()
         self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
         self.step = 0
