@@ -16,11 +16,12 @@ from gflownet.evaluation.halving import HalvingEvaluator
 from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, current_leaders
+from gflownet.report.results import SearchResults
 from gflownet.run.components import Components
 from gflownet.run.failures import SkippedSteps, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.plan import NUM_REPORTED
-from gflownet.run.progress import ExecutorStatus
+from gflownet.run.progress import ExecutorStatus, mean
 from gflownet.run.run import Run
 from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
@@ -159,6 +160,14 @@ class SearchStage(StepStage):
         """Note the used time, and cancel rollouts that workers have prepared ahead."""
         self._parts.progress.seconds = self._evaluator.budget.seconds
         self._evaluator.cancel()
+        self.record(run)
+
+    def record(self, run: Run) -> None:
+        """Add why the search has ended, and its mean scores, to the results."""
+        means = self._parts.progress.score_means
+        tenth = max(1, len(means) // 10)
+        ends = [mean(each) for each in (means[:tenth], means[-tenth:])]
+        run.record(search=SearchResults(closing_line(self._parts), len(means), *ends))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:

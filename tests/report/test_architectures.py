@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,9 @@ def report(folder: Path, top: Sequence[TopArchitecture], **options: Any) -> tupl
     task = StubTask({})
     for name, value in options.items():
         setattr(task.config.evaluation, name, value)
-    write_top_architectures(folder, top, task=task, from_dict=ComputationGraph.from_dict)
-    return final_leaders(folder), json.loads((folder / TOP_NAME).read_text()), list(complaints(top))
+    finalists = write_top_architectures(folder, top, task=task, from_dict=ComputationGraph.from_dict)
+    entries = json.loads((folder / TOP_NAME).read_text())
+    return final_leaders(finalists, folder), entries, list(complaints(finalists))
 
 
 def test_write_top_architectures_of_search(tmp_path):
@@ -79,13 +81,15 @@ def test_write_top_architectures_of_final_stage(tmp_path):
     rows, entries, lines = report(tmp_path, [*top, failed])
     intervals = simultaneous_intervals(samples)
     assert [row.score for row in rows] == pytest.approx([0.8, 0.7833333, 0.425])
-    assert [(row.low, row.high) for row in rows] == [*((each.low, each.high) for each in intervals), (None, None)]
+    ends = [(row.side.low, row.side.high) for row in rows if row.side is not None]
+    assert ends[:2] == [(each.low, min(each.high, 1.0)) for each in intervals]
+    assert math.isnan(ends[2][0])
     assert [row.test_score for row in rows] == [0.625, 0.625, None]
     assert entries[0]["validation_score"] == 0.9
     assert entries[1]["final"] == {
         "mean": pytest.approx(0.7833333),
         "posterior_mean": None,
-        "interval": [intervals[1].low, intervals[1].high],
+        "interval": [intervals[1].low, min(intervals[1].high, 1.0)],
         "scores": [0.7, 0.9, 0.75],
         "test_scores": [0.5, None, 0.75],
         "errors": [],
@@ -132,8 +136,8 @@ def choices_of(values: dict[str, Any], **fields: Any) -> TopArchitecture:
 
 def write_choices(folder: Path, settings: Sequence[dict[str, Any]], **fields: Any) -> list[Leader]:
     top = [choices_of(values, **fields) for values in settings]
-    write_top_architectures(folder, top, task=ChoicesStub({}), from_dict=Assignment.from_dict)
-    return final_leaders(folder)
+    finalists = write_top_architectures(folder, top, task=ChoicesStub({}), from_dict=Assignment.from_dict)
+    return final_leaders(finalists, folder)
 
 
 def test_choices_in_which_ranks_differ_are_first(tmp_path):
@@ -206,8 +210,8 @@ def test_write_top_architectures_of_assignments(tmp_path):
         candidate = Assignment.of(values)
         record = dataclasses.replace(architecture(GRAPHS[0]).record, graph=json.dumps(candidate.to_dict()))
         top.append(TopArchitecture(record))
-    write_top_architectures(tmp_path, top, task=CellTask({}), from_dict=Assignment.from_dict)
-    rows = final_leaders(tmp_path)
+    finalists = write_top_architectures(tmp_path, top, task=CellTask({}), from_dict=Assignment.from_dict)
+    rows = final_leaders(finalists, tmp_path)
     assert [row.words for row in rows[:2]] == ["", "{depth: 3, norm: true}"]
     assert rows[2].words.startswith("{words: 'long long")
     assert [(row.num_hidden, row.num_edges) for row in rows] == [(2, 3), (None, None), (None, None)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
 
 from gflownet.config import OPTIONS
 from gflownet.report.architectures import final_leaders
+from gflownet.report.results import Finalist, Side
 from gflownet.run.run_log import GROUPS, StepSamples, axes_of, group_of, grouped
 
 
@@ -43,17 +43,10 @@ def test_documented_metrics_are_complete(checkout: Path) -> None:
 
 
 def test_final_leaders(tmp_path: Path) -> None:
-    assert final_leaders(tmp_path) == []
-    graph: dict[str, list] = {"nodes": [], "edges": []}
-    entry = {"rank": 0, "validation_score": 0.9, "test_score": None, "num_parameters": 12, "graph": graph}
-    final = {"mean": 0.8, "interval": [0.7, 0.9], "scores": [], "test_scores": [], "errors": []}
-    entries = [entry, {**entry, "rank": 1, "final": final, "weights": {}}, {**entry, "rank": 2, "network": graph}]
-    (tmp_path / "top_architectures.json").write_text(json.dumps(entries))
+    assert final_leaders((), tmp_path) == []
     (tmp_path / "architectures").mkdir()
-    for rank in (1, 2):
-        (tmp_path / "architectures" / f"rank_{rank}.svg").write_text("<svg/>")
-    first, second, third = final_leaders(tmp_path)
+    (tmp_path / "architectures" / "rank_1.svg").write_text("<svg/>")
+    side = Side("rank 1", 0.8, 0.7, 0.9, 0.1)
+    first, second = final_leaders((Finalist(0, 0.9, 12), Finalist(1, 0.9, 12, final=side, load="load(1)")), tmp_path)
     assert (first.score, first.interval, first.drawing, first.load) == (0.9, "", None, "")
-    assert (second.score, second.interval, second.drawing) == (0.8, "[0.7, 0.9]", "<svg/>")
-    assert second.load.endswith('top_architectures.json", rank=1)')
-    assert (third.drawing, third.load) == ("<svg/>", ""), "gflownet.load reads computation graphs only"
+    assert (second.score, second.interval, second.drawing, second.load) == (0.8, "[0.7, 0.9]", "<svg/>", "load(1)")

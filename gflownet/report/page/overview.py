@@ -15,7 +15,7 @@ from gflownet.objectives.config import OBJECTIVES
 from gflownet.pictures.chart import duration_text
 from gflownet.plugins import ExtensionPoint
 from gflownet.records.status import Phase, RunState
-from gflownet.report.page.run_data import RunData, mapping_of, number_of
+from gflownet.report.page.run_data import RunData, mapping_of, number_of, time_of
 from gflownet.report.page.secrets import masked
 from gflownet.report.verdict import spent_words
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
@@ -87,9 +87,9 @@ def seconds_used(run: RunData, *, written: datetime) -> float | None:
     if run.status.state not in (RunState.RUNNING, RunState.KILLED) or not run.status.sessions:
         return total
     session = run.status.sessions[-1]
-    signs = [_time(record.created) for record in run.evaluations if record.created]
-    end = written if run.is_running else max(signs, default=_time(session.started))
-    since = (end - _time(session.started)).total_seconds()
+    signs = [time_of(record.created) for record in run.evaluations if record.created]
+    end = written if run.is_running else max(signs, default=time_of(session.started))
+    since = (end - time_of(session.started)).total_seconds()
     return total + max(0.0, since - sum(session.seconds.values()))
 
 
@@ -189,6 +189,10 @@ def _state_words(run: RunData, progress: Progress) -> str:
 
 
 def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[tuple[str, str]]:
+    yield "time used", duration_text(seconds_used(run, written=written))
+    if run.is_running:
+        left = seconds_left(run, progress)
+        yield "time left", "not known yet" if left is None else f"about {duration_text(left)}, then the final stage"
     num_failed = sum(record.status is not EvaluationStatus.OK for record in run.searched)
     num, planned = f"{run.num_evaluated:,}", f" of {run.num_planned:,}" if run.num_planned else ""
     num_stopped = run.num_evaluated - len(run.searched)
@@ -196,28 +200,16 @@ def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[t
         f", {count:,} {word}" for count, word in ((num_stopped, "stopped early"), (num_failed, "failed")) if count > 0
     ]
     yield "evaluations of the search", "".join([num, planned, *ends])
-    if others := spent_words(run.evaluations, run.plan):
+    if others := spent_words(run.spent, run.plan):
         yield "trainings on new seeds", others
     if not has_search_method(run) or progress.unit == _SAMPLER_UNIT:
         name = "steps of the sampler" if has_search_method(run) else "training steps"
         yield name, f"{progress.done:,} of {progress.total:,}" if progress.total else f"{progress.done:,}"
-    yield "time used", duration_text(seconds_used(run, written=written))
-    if run.is_running:
-        left = seconds_left(run, progress)
-        yield "time left", "not known yet" if left is None else f"about {duration_text(left)}, then the final stage"
     if run.status is not None and run.status.sessions:
-        yield "started", minute_text(_time(run.status.sessions[0].started))
+        yield "started", minute_text(time_of(run.status.sessions[0].started))
     yield "seed", str(run.option("seed"))
 
 
 def minute_text(time: datetime) -> str:
     """Return a time in UTC to the minute."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _time(text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return datetime.fromtimestamp(0, UTC)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
