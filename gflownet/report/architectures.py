@@ -13,14 +13,12 @@ from typing import Any
 from gflownet.errors import counted
 from gflownet.evaluation.execution import saved_weights
 from gflownet.evaluation.final import Sizes, TopArchitecture
-from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
-from gflownet.files import parse_json, sealed, write_whole
-from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.files import sealed, write_whole
+from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_svg
 from gflownet.metrics.statistics import Interval, simultaneous_intervals
 from gflownet.report.results import Finalist, Side
-from gflownet.report.verdict import full_name
 
 TOP_NAME = "top_architectures.json"
 PICTURES_NAME = "architectures"
@@ -45,14 +43,11 @@ def write_top_architectures(
     write(folder / TOP_NAME, as_json(entries))
     finalists = list[Finalist]()
     for rank, (each, side, entry) in enumerate(zip(top, sides, entries, strict=True)):
-        candidate, data = from_dict(json.loads(each.record.graph)), entry.get("network") or entry["graph"]
-        words = entry.get("words") or (
-            "" if (folder / PICTURES_NAME / f"rank_{rank}.svg").exists() else entry.get("choices")
-        )
-        hidden = [n for n in data["nodes"] if n.get("node_type", NodeType.HIDDEN.value) == NodeType.HIDDEN.value]
-        further: dict[str, Any] = {} if words else {"num_hidden": len(hidden), "num_edges": len(data["edges"])}
-        further["load"] = load_line(candidate, folder / TOP_NAME, rank=rank, task=task, has_weights="weights" in entry)
-        finalists.append(finalist_of(rank, each, side, words=words or "", **further))
+        candidate, picture = from_dict(json.loads(each.record.graph)), f"rank_{rank}.svg"
+        picture = picture if (folder / PICTURES_NAME / picture).exists() else ""
+        words = entry.get("words") or ("" if picture else entry.get("choices", ""))
+        load = load_line(candidate, folder / TOP_NAME, rank=rank, task=task, has_weights="weights" in entry)
+        finalists.append(finalist_of(rank, each, side, words=words, load=load, picture=picture))
     return tuple(finalists)
 
 
@@ -203,74 +198,9 @@ def complaints(finalists: Sequence[Finalist]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Leader:
-    """One of the best architectures, or a reference: a row of the closing table and of logs."""
+    """A row of the tables of logs: one of the best architectures, or another candidate of the search."""
 
-    rank: int | None  # None: not among the best
-    score: float  # validation: mean of the new seeds at the end, of the search before
-    num_parameters: int | None
-    search_score: float | None = None  # of the search, at the end
-    origin: str = ""  # of its proposal
-    seconds: float | None = None  # of its training in the search
-    side: Side | None = None  # the mean with its interval; None without new seeds
-    test_score: float | None = None
-    drawing: str | None = None  # SVG; None for candidates that are no networks
-    words: str = ""  # of the task, or choices as YAML; empty for others
-    load: str = ""  # a line of Python; empty before the end, and for other objects than graphs
-    num_hidden: int | None = None  # nodes of a drawn candidate, at the end
-    num_edges: int | None = None
-
-    @property
-    def interval(self) -> str:
-        """Return the interval as text, empty without one."""
-        side = self.side
-        return "" if side is None or math.isnan(side.low) else f"[{side.low:.4g}, {side.high:.4g}]"
-
-
-def current_leaders(
-    records: Sequence[EvaluationRecord],
-    *,
-    task: GFNTask,
-    from_dict: Callable[[dict[str, Any]], Any],
-    origins: Mapping[str, str],
-) -> list[Leader]:
-    """Return the rows of evaluations, best first.
-
-    `origins` are those of proposals, by canonical hash.
-    """
-    leaders = []
-    candidates = [from_dict(parse_json(record.graph)) for record in records]
-    rows = zip(records, candidates, task.settings(candidates), strict=True)
-    for rank, (record, candidate, settings) in enumerate(rows):
-        network = task.network(candidate)
-        drawing = None if network is None else to_svg(network)
-        words = task.words(candidate) or ("" if drawing else settings)
-        searched = record.score, origins.get(record.hash, ""), record.seconds
-        leaders.append(Leader(rank, record.score, record.num_parameters, *searched, drawing=drawing, words=words))
-    return leaders
-
-
-def final_leaders(finalists: Sequence[Finalist], folder: Path) -> list[Leader]:
-    """Return the rows of the best architectures of a run with their drawings in its folder."""
-    return [_leader_of(each, folder / PICTURES_NAME / f"rank_{each.rank}.svg") for each in finalists]
-
-
-def _leader_of(finalist: Finalist, picture: Path) -> Leader:
-    final = finalist.final or Side("", finalist.score)
-    return Leader(
-        rank=finalist.rank,
-        score=final.mean,
-        num_parameters=finalist.num_parameters,
-        side=finalist.final,
-        test_score=finalist.test_score,
-        drawing=picture.read_text(encoding="utf-8") if picture.exists() else None,
-        words=finalist.words,
-        load=finalist.load,
-        num_hidden=finalist.num_hidden,
-        num_edges=finalist.num_edges,
-    )
-
-
-def reference_leader(side: Side) -> Leader:
-    """Return the row of a reference."""
-    words = full_name(side)
-    return Leader(None, side.mean, side.num_parameters, side=side, test_score=side.test_score, words=words)
+    finalist: Finalist
+    drawing: str | None  # SVG; None for candidates that are no networks
+    origin: str  # of its proposal
+    seconds: float  # of its training in the search

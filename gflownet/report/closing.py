@@ -30,20 +30,18 @@ from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.report.architectures import (
     PICTURES_NAME,
     TOP_NAME,
-    Leader,
     as_json,
     complaints,
     described_in_words,
-    final_leaders,
-    reference_leader,
     with_translation,
     write_top_architectures,
 )
 from gflownet.report.references import compare_references
-from gflownet.report.results import Comparison, FinalResults, Front, Results, SearchResults
+from gflownet.report.results import Comparison, Finalist, FinalResults, Front, Results, SearchResults, Side
 from gflownet.report.verdict import (
     HYPERVOLUME,
     comparison_rows,
+    full_name,
     random_note,
     sampler_lines,
     side_words,
@@ -142,10 +140,9 @@ def print_results(results: Results, folder: Path, console: Console) -> None:
         print_comparisons(final.comparisons, console, metric=results.metric)
     for line in (_mean_line(results.search), *complaints(final.finalists)):
         report_line(line)
-    leaders = final_leaders(final.finalists, folder)
-    if leaders:
+    if final.finalists:
         references = [each.reference for each in final.comparisons if each.reference.measure != HYPERVOLUME]
-        print_leaders([*leaders, *map(reference_leader, references)], console)
+        print_best([*final.finalists, *map(_row_of, references)], console)
     elif final.has_limits and final.num_successful:
         report_line(f"no architecture is within evaluation.constraints, {final.num_successful} could be evaluated")
     else:
@@ -230,8 +227,6 @@ def _captions(final: FinalResults, *, name: str) -> Iterator[str]:
         yield "the final stage was interrupted: no references"
 
 
-# Terminal width for hidden nodes and edges.
-_SIZES_WIDTH = 100
 # Maximum number of rows of a front's table, and of characters of choices.
 _MAX_FRONT_ROWS, _MAX_WORDS = 20, 120
 
@@ -252,33 +247,29 @@ def print_comparisons(comparisons: Sequence[Comparison], console: Console, *, me
         print_line(console, note)
 
 
-def print_leaders(leaders: Sequence[Leader], console: Console) -> None:
-    """Print the table of the best architectures, then references; sizes of graphs where there is room for them."""
-    table = _leader_table(leaders, has_sizes=any(each.num_hidden is not None for each in leaders))
-    widest = console.measure(table, options=console.options.update(width=1_000)).maximum
-    if console.width < min(widest, _SIZES_WIDTH):
-        table = _leader_table(leaders, has_sizes=False)
-    console.print(table)
+def _row_of(side: Side) -> Finalist:
+    """Return the row of a reference."""
+    further: dict[str, Any] = {"num_parameters": side.num_parameters, "test_score": side.test_score}
+    return Finalist(None, side.mean, final=side, words=full_name(side), **further)
 
 
-def _leader_table(leaders: Sequence[Leader], *, has_sizes: bool) -> Table:
+def print_best(rows: Sequence[Finalist], console: Console) -> None:
+    """Print the table of the best architectures, then references."""
     table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("rank", "validation", "test", "parameters", *(("hidden", "edges") if has_sizes else ())):
+    for header in ("rank", "validation", "test", "parameters"):
         table.add_column(header, justify="right", no_wrap=True)
-    is_picture = leaders[0].num_hidden is not None and all(each.rank is not None for each in leaders)
-    table.add_column("picture" if is_picture else "architecture", overflow="fold")
-    for each, following in zip_longest(leaders, leaders[1:]):
-        score = f"{each.score:.4f}" if each.side is None else side_words(each.side)
+    table.add_column("architecture", overflow="fold")
+    for each, following in zip_longest(rows, rows[1:]):
+        score = f"{each.score:.4f}" if each.final is None else side_words(each.final)
         test = "-" if each.test_score is None else f"{each.test_score:.4f}"
-        cells = [_count(each.rank), score, test, _count(each.num_parameters)]
-        cells += [_count(each.num_hidden), _count(each.num_edges)] if has_sizes else []
-        shown = each.words or ("-" if each.drawing is None else f"rank_{each.rank}.svg")
+        shown = each.words or each.picture or "-"
         if len(shown) > _MAX_WORDS:
             start = shown[: _MAX_WORDS - 1]
             shown = f"{start.rpartition(', ')[0] or start}, …"
         is_last_rank = each.rank is not None and following is not None and following.rank is None
-        table.add_row(*cells, Text(printable(shown)), end_section=is_last_rank)
-    return table
+        cells = _count(each.rank), score, test, _count(each.num_parameters), Text(printable(shown))
+        table.add_row(*cells, end_section=is_last_rank)
+    console.print(table)
 
 
 def _count(number: int | None) -> str:

@@ -55,7 +55,7 @@ class Comparison:
 class Finalist:
     """One of the best architectures; those of the run are entries of top_architectures.json without their graphs."""
 
-    rank: int
+    rank: int | None  # None: not among the best
     score: float  # of the search
     num_parameters: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -64,9 +64,8 @@ class Finalist:
     errors: tuple[str, ...] = ()  # of failed trainings on new seeds
     test_error: str = ""  # of the first missing test score
     words: str = ""
-    load: str = ""
-    num_hidden: int | None = None  # nodes of a drawn candidate
-    num_edges: int | None = None
+    load: str = ""  # line of Python
+    picture: str = ""  # its name in the folder architectures; empty: none
 
 
 @dataclass(frozen=True)

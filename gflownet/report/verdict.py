@@ -171,6 +171,18 @@ def random_note(comparisons: Sequence[Comparison]) -> str:
     return f"{RANDOM}: {name}" if name else ""
 
 
+def better_method(comparisons: Sequence[Comparison]) -> Side | None:
+    """Return the best of the standard methods that are clearly better than the run, None without one."""
+    sides = [each.reference for each in comparisons if each.verdict == WORSE and not is_random(each.reference)]
+    return max(sides, key=lambda side: side.mean, default=None)
+
+
+def is_above_random(comparisons: Sequence[Comparison]) -> bool:
+    """Return whether the run is clearly better than random search as a whole, or there was none."""
+    sides = [each for each in comparisons if is_random(each.reference)]
+    return all(each.verdict == BETTER for each in sides if each.reference.measure in ("", HYPERVOLUME))
+
+
 def is_random(side: Side) -> bool:
     """Return whether a reference are random architectures."""
     return "random architecture" in side.name

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,8 +17,9 @@ from gflownet.evaluation.evaluator import best_within
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
+from gflownet.files import json_text
 from gflownet.records.status import Phase
-from gflownet.report.architectures import Leader, final_leaders
+from gflownet.report.architectures import Leader
 from gflownet.report.closing import print_results
 from gflownet.report.results import Preferred, SamplerResults
 from gflownet.run.components import CERTIFICATE_STREAM, Components
@@ -32,10 +33,6 @@ from gflownet.run.stage import Stage
 from gflownet.search.proposals import distinct
 from gflownet.search.sampler import RewardScale, balance_correlation, score_column
 from gflownet.workers.process import stream_seed
-
-if TYPE_CHECKING:
-    from gflownet.certificate import RunCertificate
-
 
 _PREFERRED = 0.95  # weight of an objective that samples prefer
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
@@ -122,7 +119,9 @@ class CertificateStage(Stage):
 
     parts: Components
     evaluator: Dispatcher  # of the search
-    result: RunCertificate | None = None  # before, and without a certificate: off, after a signal, or without a policy
+    result: Mapping[str, Any] | None = (
+        None  # None: off, after a signal, or without a policy
+    )
 
     def run(self, run: Run) -> None:
         """Measure the sampler of a search, and write the certificate."""
@@ -133,7 +132,7 @@ class CertificateStage(Stage):
                 run.record(sampler=sampler_results(parts, scale, rows))
             self.result = self._certify(run)
 
-    def _certify(self, run: Run) -> RunCertificate | None:
+    def _certify(self, run: Run) -> Mapping[str, Any] | None:
         parts, config = self.parts, self.parts.config
         if not config.certify or run.is_stopped:
             return None
@@ -143,7 +142,7 @@ class CertificateStage(Stage):
             return None
         # Imported here: it takes a second, which runs without a certificate save.
         from gflownet.certificate import CertificateStore, Subject, certify
-        from gflownet.certificate.words import certificate_metrics, write_certificate
+        from gflownet.certificate.words import certificate_content, certificate_metrics
 
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = parts.replay.sample(config.certify_samples, seed=seed)
@@ -185,9 +184,11 @@ class CertificateStage(Stage):
         if certificate is not None:
             head: dict[str, Any] = {"run": parts.run_id, "method": config.algo.method, "symmetry": config.algo.symmetry}
             head |= {"seed": config.seed, "step": parts.step, "num_distinct": parts.progress.num_distinct}
-            write_certificate(folder / CERTIFICATE_NAME, certificate, run=head)
+            content = certificate_content(certificate, run=head)
+            run.folder.write(folder / CERTIFICATE_NAME, json_text(content, indent=1))
             run.record(certificate=certificate_metrics(certificate))
-        return certificate
+            return content
+        return None
 
 
 @dataclass
@@ -226,11 +227,9 @@ class ReportStage(Stage):
         records = [*finalists, *(record for record in best if record.hash not in hashes)]
 
         def rows() -> list[Leader]:
-            leaders = leaders_of(self.parts, records)
-            final = [
-                replace(each, search_score=row.search_score, origin=row.origin, seconds=row.seconds)
-                for each, row in zip(final_leaders(run.results.finalists, run.folder.path), leaders, strict=False)
-            ]
-            return [*final, *(replace(each, rank=None) for each in leaders[len(final) :])]
+            best, leaders = run.results.finalists, leaders_of(self.parts, records)
+            ranked = [replace(row, finalist=each) for each, row in zip(best, leaders, strict=False)]
+            others = leaders[len(ranked) :]
+            return [*ranked, *(replace(row, finalist=replace(row.finalist, rank=None)) for row in others)]
 
         run.logger.write_leaders([*(record.hash for record in records), "final"], rows)

@@ -18,7 +18,7 @@ from gflownet.records.status import RunState, read_status
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, Leader
 from gflownet.report.closing import FRONT_NAME
 from gflownet.report.references import RANDOM_NAME
-from gflownet.report.results import RESULTS_NAME, Results, read_results
+from gflownet.report.results import RESULTS_NAME, Results, Side, read_results
 from gflownet.report.verdict import summary_figures
 
 # Of the executor, see `gflownet.run.progress`.
@@ -232,8 +232,10 @@ def _table_of(leaders: Sequence[Leader]) -> str:
     """Return a table in Markdown."""
     columns = ("rank", "score", "interval", "test score", "parameters", "architecture", "load")
     rows = [columns, ("---",) * len(columns)]
-    for each in leaders:
-        numbers = (each.rank, ""), (each.score, ".4g"), (each.test_score, ".4g"), (each.num_parameters, ",")
+    for each in (leader.finalist for leader in leaders):
+        side = each.final or Side("", each.score)
+        numbers = (each.rank, ""), (side.mean, ".4g"), (each.test_score, ".4g"), (each.num_parameters, ",")
         rank, score, test, size = ("" if number is None else format(number, form) for number, form in numbers)
-        rows.append((rank, score, each.interval, test, size, each.words, f"`{each.load}`" if each.load else ""))
+        interval = "" if math.isnan(side.low) else f"[{side.low:.4g}, {side.high:.4g}]"
+        rows.append((rank, score, interval, test, size, each.words, f"`{each.load}`" if each.load else ""))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -14,9 +14,11 @@ from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
 from gflownet.evaluation.halving import HalvingEvaluator
 from gflownet.evaluation.store.rows import EvaluationRecord
+from gflownet.files import parse_json
+from gflownet.graphs.drawing import to_svg
 from gflownet.records.status import Phase
-from gflownet.report.architectures import Leader, current_leaders
-from gflownet.report.results import SearchResults
+from gflownet.report.architectures import Leader
+from gflownet.report.results import Finalist, SearchResults
 from gflownet.run.components import Components
 from gflownet.run.failures import SkippedSteps, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage
@@ -174,8 +176,15 @@ def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[L
     """Return the rows of evaluations of the search, best first, with the origins of their proposals."""
     proposals = parts.search.history.proposals[::-1]
     words = {each.hash: ORIGINS[each.origin.name.lower()] for each in proposals if each.origin is not None}
-    from_dict = parts.env.terminal_type.from_dict
-    return current_leaders(records, task=parts.task, from_dict=from_dict, origins=words)
+    task, candidates = parts.task, [parts.env.terminal_type.from_dict(parse_json(row.graph)) for row in records]
+    leaders = []
+    for rank, (row, candidate, settings) in enumerate(zip(records, candidates, task.settings(candidates), strict=True)):
+        network = task.network(candidate)
+        drawing = None if network is None else to_svg(network)
+        shown = task.words(candidate) or ("" if drawing else settings)
+        finalist = Finalist(rank, row.score, row.num_parameters, words=shown)
+        leaders.append(Leader(finalist, drawing, words.get(row.hash, ""), row.seconds))
+    return leaders
 
 
 def closing_line(parts: Components) -> str:

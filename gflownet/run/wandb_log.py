@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gflownet.files import write_whole
 from gflownet.report.architectures import Leader
 from gflownet.report.page.secrets import masked_options
+from gflownet.report.results import Side
 from gflownet.report.verdict import summary_figures
 from gflownet.run.run_log import AXES, RunLog, RunResults, StepSamples, axes_of, first_line, grouped
 
@@ -238,15 +239,14 @@ def _media_of(leaders: Sequence[Leader]) -> dict[str, Any]:
     table = wandb.Table(columns=list(_COLUMNS))
     media: dict[str, Any] = {"top/architectures": table}
     for place, leader in enumerate(leaders):
-        drawing = None if leader.drawing is None else _html(leader.drawing)
-        # numbers as floats: a column has one type
-        score = None if leader.rank is None else leader.score
-        low, high = (leader.side.low, leader.side.high) if leader.side else (None, None)
-        numbers = [leader.search_score, score, low, high, leader.test_score]
-        sizes = leader.num_parameters, leader.origin, _float(leader.seconds)
-        table.add_data(leader.rank, *map(_float, numbers), *sizes, leader.words, drawing, leader.load)
+        each, drawing = leader.finalist, None if leader.drawing is None else _html(leader.drawing)
+        side = each.final or Side("", each.score)
+        score = None if each.rank is None else side.mean
+        numbers = [each.score, score, side.low, side.high, each.test_score]  # floats: a column has one type
+        sizes = each.num_parameters, leader.origin, _float(leader.seconds)
+        table.add_data(each.rank, *map(_float, numbers), *sizes, each.words, drawing, each.load)
         if leader.drawing is not None and place < NUM_DRAWINGS:
-            media[f"top/drawing_{leader.rank}"] = _html(leader.drawing)
+            media[f"top/drawing_{leader.finalist.rank}"] = _html(leader.drawing)
     return media
 
 

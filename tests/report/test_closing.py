@@ -22,17 +22,9 @@ from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import hypervolume, simultaneous_intervals
-from gflownet.report.architectures import Leader, reference_leader
-from gflownet.report.closing import (
-    FRONT_NAME,
-    print_front,
-    print_leaders,
-    print_results,
-    write_final,
-    write_pareto_front,
-)
+from gflownet.report.closing import FRONT_NAME, print_best, print_front, print_results, write_final, write_pareto_front
 from gflownet.report.references import compare_references
-from gflownet.report.results import RESULTS_NAME, Front, Results, SearchResults, Side, read_results
+from gflownet.report.results import RESULTS_NAME, Finalist, Front, Results, SearchResults, Side, read_results
 from gflownet.report.verdict import (
     compared,
     comparison_rows,
@@ -72,9 +64,9 @@ def test_report_of_complete_final_stage(tmp_path):
     lines = printed(tmp_path, final)
     cells = [line.split() for line in lines]
     interval = simultaneous_intervals([each.scores for each in final.top])[0]
-    assert ["0", "0.7500", "±", f"{interval.high - 0.75:.4f}", "0.6000", "-", "0", "1", "rank_0.svg"] in cells
-    assert ["-", "0.6000", "±", "0.0000", "-", "-", "-", "-", "random", "search"] in cells
-    assert ["-", "0.9000", "±", "0.0000", "0.7500", "12,345", "-", "-", "a", "standard", "method"] in cells
+    assert ["0", "0.7500", "±", f"{interval.high - 0.75:.4f}", "0.6000", "-", "rank_0.svg"] in cells
+    assert ["-", "0.6000", "±", "0.0000", "-", "-", "random", "search"] in cells
+    assert ["-", "0.9000", "±", "0.0000", "0.7500", "12,345", "a", "standard", "method"] in cells
     assert "validation, test: means of trainings of 4 epochs on 3 new seeds (rank 0 in the search: 0.9000)" in lines
     assert any(line.startswith("±: 95 % intervals that hold for all 2 ranks at once") for line in lines)
     assert "a note" in lines
@@ -142,7 +134,6 @@ def test_two_objectives_are_compared_within_caps_and_by_hypervolume(tmp_path):
     (first, second) = json.loads((tmp_path / "random_architecture.json").read_text())
     assert [first["final"]["mean"], second["final"]["mean"]] == pytest.approx([0.2, 0.6])
     assert "rank=1" in large.reference.load
-    assert reference_leader(small.reference).words == "random search, at most 100 parameters"
 
 
 def test_best_random_architecture_without_a_module_has_a_load_line(tmp_path):
@@ -165,7 +156,6 @@ def test_report_of_choices_prints_yaml_and_the_load_line(tmp_path):
     text = output.getvalue()
     assert "rank 1: {width: 8, act: relu}\n" in text
     assert f'gflownet.load("{tmp_path}/top_architectures.json", rank=0, weights=False)' in text
-    assert "hidden" not in text
     assert "mean score of sampled architectures: 0.500 in the first step, 0.500 in the last\n" in text
 
 
@@ -240,17 +230,16 @@ def test_front_of_choices_has_yaml_with_differing_places_first(tmp_path):
 
 
 def test_table_of_ranks_and_references_fits_the_console():
-    ranks = [Leader(rank, 0.9722, 123_456_789, test_score=0.9611, num_hidden=126, num_edges=127) for rank in (8, 11)]
+    ranks = [Finalist(rank, 0.9722, 123_456_789, test_score=0.9611) for rank in (8, 11)]
     name = "best of 8 random architectures in 10 trainings; the run had 30"
-    reference = Leader(None, 0.95, 12_346, side=Side("", 0.95, 0.9, 1.0, 0.05), words=name)
+    reference = Finalist(None, 0.95, 12_346, final=Side("", 0.95, 0.9, 1.0, 0.05), words=name)
     for width in (80, 120):
         output = io.StringIO()
-        print_leaders([*ranks, reference], Console(file=output, width=width))
+        print_best([*ranks, reference], Console(file=output, width=width))
         lines = output.getvalue().splitlines()
         assert max(map(len, lines)) <= width
-        sizes = ["126", "127"] * (width == 120)
         words = [line.split() for line in lines]
-        assert ["11", "0.9722", "0.9611", "123,456,789", *sizes, "-"] in words
+        assert ["11", "0.9722", "0.9611", "123,456,789", "-"] in words
         assert ["-", "0.9500", "±", "0.0500", "-", "12,346"] in [row[:6] for row in words]
         assert all(word in [word for row in words for word in row] for word in name.split()), "no word is broken"
 
@@ -271,7 +260,7 @@ def test_print_front_maximum_rows(num: int) -> None:
 def test_tables_escape_control_characters() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=False, width=120)
-    print_leaders([Leader(0, 0.5, None, words="\x1b[31m.svg")], console)
+    print_best([Finalist(0, 0.5, words="\x1b[31m.svg")], console)
     print_front(["\x1b]0;x\x07", "[red]"], [[0.5, 1.0]], console=console)
     assert output.getvalue().replace("\n", "").isprintable()
     assert all(text in output.getvalue() for text in (r"\x1b[31m.svg", r"\x1b]0;x\x07", "[red]"))

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 
 from gflownet.config import OPTIONS
-from gflownet.report.architectures import final_leaders
-from gflownet.report.results import Finalist, Side
 from gflownet.run.run_log import GROUPS, StepSamples, axes_of, group_of, grouped
 
 
@@ -40,13 +38,3 @@ def test_documented_metrics_are_complete(checkout: Path) -> None:
     assert {key for key in OPTIONS if key.startswith(("wandb.", "tensorboard."))} <= set(
         re.findall(r"`([\w.]+)`", page)
     )
-
-
-def test_final_leaders(tmp_path: Path) -> None:
-    assert final_leaders((), tmp_path) == []
-    (tmp_path / "architectures").mkdir()
-    (tmp_path / "architectures" / "rank_1.svg").write_text("<svg/>")
-    side = Side("rank 1", 0.8, 0.7, 0.9, 0.1)
-    first, second = final_leaders((Finalist(0, 0.9, 12), Finalist(1, 0.9, 12, final=side, load="load(1)")), tmp_path)
-    assert (first.score, first.interval, first.drawing, first.load) == (0.9, "", None, "")
-    assert (second.score, second.interval, second.drawing, second.load) == (0.8, "[0.7, 0.9]", "<svg/>", "load(1)")

@@ -276,10 +276,7 @@ def top_architectures(comparison: Comparison) -> list[Ranked]:
         if section is not None:
             title = f"{group.name}, seed {run.option(SEED)}"
             best = section.ranked[0]
-            load_note = (
-                best.load_note if best.load else "The run has no final stage yet: the best of its search so far."
-            )
-            cards.append(replace(best, key=f"best-{number}", title=title, load_note=load_note))
+            cards.append(replace(best, key=f"best-{number}", title=title))
     return cards
 
 

@@ -13,12 +13,11 @@ from gflownet.pictures.chart import NONE, Table, number_text
 from gflownet.records.status import RunState
 from gflownet.report.page.drawings import Drawing, drawing_of
 from gflownet.report.page.run_data import RunData, mapping_of
-from gflownet.report.results import Finalist
+from gflownet.report.results import Finalist, FinalResults, Results
 from gflownet.report.verdict import score_text, side_words
 
 NUM_SHOWN = 10
 _MAX_COLUMNS = 4  # of the table, so that a phone shows it
-_UNTRAINED = "A new, untrained model: no weights were saved."
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,6 @@ class Ranked:
     drawing: Drawing
     network: Drawing | None = None  # the whole network around a cell
     load: str = ""  # Python lines; empty if there is nothing to load yet
-    load_note: str = ""
     choices: str = ""  # YAML; empty for other objects than choices
 
 
@@ -62,20 +60,19 @@ def best_section(run: RunData) -> BestSection | None:
         top = [entries.get(each.rank, {}) for each in finalists]
         graphs = _differing_first([mapping_of(entry.get("graph")) for entry in top])
         ranked = [
-            _ranked(each, entry, graph, run=run, start="Rank {}", note=_UNTRAINED * ("weights=False" in each.load))
+            _ranked(each, entry, graph, run=run, start="Rank {}")
             for each, entry, graph in zip(finalists, top, graphs, strict=True)
         ]
-        return BestSection(ranked, table_of(ranked), _source(run.results.finalists) + _correlation_words(run))
+        return BestSection(ranked, table_of(ranked), _source(run.results))
     records = best_records(run)[:NUM_SHOWN]
     if not records:
         return None
     graphs = _differing_first([json.loads(record.graph) for record in records])
-    note = "A line that loads it with its weights appears here after the final stage."
     ranked = []
     for rank, (record, graph) in enumerate(zip(records, graphs, strict=True)):
         words = words_of(graph) or ""
         finalist = Finalist(rank, record.score, record.num_parameters, record.metrics, words=words)
-        ranked.append(_ranked(finalist, {"step": record.step}, graph, run=run, start="Rank {} so far", note=note))
+        ranked.append(_ranked(finalist, {"step": record.step}, graph, run=run, start="Rank {} so far"))
     is_over = run.status is not None and run.status.state is not RunState.RUNNING
     when = "The run ended before its final stage" if is_over else "The final stage comes at the end of the run"
     source = (
@@ -90,27 +87,20 @@ def best_records(run: RunData) -> list[EvaluationRecord]:
     return sorted(run.feasible, key=lambda record: -record.score)
 
 
-def _source(finalists: Sequence[Finalist]) -> str:
-    num_seeds = max((len(each.final.scores) for each in finalists if each.final is not None), default=0)
+def _source(results: Results) -> str:
+    final = results.final or FinalResults()
+    num_seeds = max((len(each.final.scores) for each in final.finalists if each.final is not None), default=0)
     if not num_seeds:
         return "Scores of the search, one training each: the best of noisy scores is too high on average."
     if num_seeds == 1:
         return "Scores are those of one new training on a new seed. Test data had no part in the search."
+    correlation = ""
+    if final.correlation is not None:
+        correlation = f" Rank correlation of their scores in the search and on new seeds: {final.correlation:.2f}."
     return (
         f"Scores are means of up to {num_seeds} trainings on new seeds, with 95 % intervals that hold for all ranks "
         "at once, so also for the best. Scores in the search are too high on average: the best were chosen by them. "
-        "Test data had no part in the search."
-    )
-
-
-def _correlation_words(run: RunData) -> str:
-    """Return the rank correlation of the finalists in search and final stage, where these may train differently."""
-    correlation = run.results.final.correlation if run.results.final else None
-    if correlation is None:
-        return ""
-    return (
-        f" With final.epochs={run.option('final.epochs')}, the rank correlation of the finalists in the search and on "
-        f"new seeds is {number_text(correlation, 2)}."
+        f"Test data had no part in the search.{correlation}"
     )
 
 
@@ -142,7 +132,6 @@ def _ranked(
         drawing=drawing,
         network=drawing_of(network) if network else None,
         load=finalist.load,
-        load_note=note,
         choices=as_yaml(values) if values and drawing.svg is None and not words else "",
     )
 

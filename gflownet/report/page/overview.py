@@ -14,14 +14,12 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.pictures.chart import duration_text
 from gflownet.plugins import ExtensionPoint
-from gflownet.records.status import Phase, RunState
-from gflownet.report.page.run_data import RunData, mapping_of, number_of, time_of
+from gflownet.records.status import RunState
+from gflownet.report.page.run_data import RunData, mapping_of, time_of
 from gflownet.report.page.secrets import masked
 from gflownet.report.verdict import spent_words
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 
-# Steps whose pace gives the time left.
-_RECENT_STEPS = 50
 _SAMPLER_UNIT = "step of the sampler"
 
 
@@ -93,40 +91,6 @@ def seconds_used(run: RunData, *, written: datetime) -> float | None:
     return total + max(0.0, since - sum(session.seconds.values()))
 
 
-def seconds_left(run: RunData, progress: Progress) -> float | None:
-    """Return an estimate for the phase of a running run, None if unknown.
-
-    It is the smallest of the estimates by steps and by the budget, from the pace of the last steps.
-    """
-    if not run.is_running or run.status is None:
-        return None
-    if run.status.sessions[-1].phase not in (Phase.START, Phase.TRAINING, Phase.SEARCH, Phase.SAMPLER):
-        return None
-    return min(_estimates(run, progress), default=None)
-
-
-def _estimates(run: RunData, progress: Progress) -> Iterator[float]:
-    """Yield the seconds until the last step, and until the budget is spent."""
-    rows = sampler_rows(run) if progress.unit == _SAMPLER_UNIT else run.metrics
-    times = [(used, row) for row in rows if (used := number_of(row.get("seconds"))) is not None][-_RECENT_STEPS:]
-    if not times:
-        return
-    (start, first), (end, last) = times[0], times[-1]
-    seconds, num_steps = end - start, last["step"] - first["step"]
-    if progress.unit == "evaluation":
-        num_steps = progress.done * num_steps / max(1, len(run.metrics))
-    if progress.total and seconds > 0 and num_steps > 0:
-        yield seconds / num_steps * max(0, progress.total - progress.done)
-    if progress.unit == _SAMPLER_UNIT:  # the budget is that of the search
-        return
-    num_budget = run.num_planned
-    num_new = (number_of(last.get("num_distinct")) or 0) - (number_of(first.get("num_distinct")) or 0)
-    if num_budget and progress.unit == "step" and seconds > 0 and num_new > 0:
-        yield seconds / num_new * max(0, num_budget - int(number_of(last.get("num_distinct")) or 0))
-    if limit := run.number("budget.seconds"):
-        yield max(0.0, limit - float(run.plan.get("final_seconds", 0.0)) - end)
-
-
 def sampler_rows(run: RunData) -> Sequence[Mapping[str, Any]]:
     """Return the updates of the sampler that a search method trains at its end: those of its last training."""
     rows = list(run.metrics)
@@ -190,9 +154,6 @@ def _state_words(run: RunData, progress: Progress) -> str:
 
 def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[tuple[str, str]]:
     yield "time used", duration_text(seconds_used(run, written=written))
-    if run.is_running:
-        left = seconds_left(run, progress)
-        yield "time left", "not known yet" if left is None else f"about {duration_text(left)}, then the final stage"
     num_failed = sum(record.status is not EvaluationStatus.OK for record in run.searched)
     num, planned = f"{run.num_evaluated:,}", f" of {run.num_planned:,}" if run.num_planned else ""
     num_stopped = run.num_evaluated - len(run.searched)

@@ -38,7 +38,6 @@ from gflownet.report.page.run_data import RunData, number_of
 from gflownet.report.page.secrets import masked_command
 from gflownet.report.page.sections import (
     CertificateSection,
-    FrontSection,
     ReferenceSection,
     certificate_section,
     failure_section,
@@ -47,7 +46,7 @@ from gflownet.report.page.sections import (
     set_section,
     time_section,
 )
-from gflownet.report.verdict import sampler_lines, side_words
+from gflownet.report.verdict import better_method, is_above_random, sampler_lines, side_words
 
 _MAX_FACTS = 4  # of the best architecture on the first screen
 _OPTION_NAME = re.compile(r"[a-z]\w*(\.\w+)+")
@@ -238,27 +237,18 @@ def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Stateme
     )
     if table is not None:
         yield compared
-    sentences = [] if front is None or not front.ranked else [_front_words(front)]
-    sentences += [] if best is None else _found(run, best)
+    sentences = [] if best is None else _found(run, best)
     yield Statement("Found", sentences or ["Nothing yet: no evaluation has succeeded."], "front" if front else "best")
     if table is None:
         yield compared
     yield Statement("Sampler", [_sampler_words(run, contents.get("certificate"))], "certificate")
-    yield _next(run, best, references)
+    yield _next(run)
     yield Statement("Searched", [searched_words(run)])
     if (effects := contents.get("effects")) is not None and effects.sentence:
         yield Statement("What matters", [effects.sentence], "effects")
     if (failures := contents.get("failures")) is not None and failures.num_failed:
         words = f"{failures.num_failed:,} of {counted(failures.num_evaluated, 'evaluation')}, most often: "
         yield Statement("Failures", [words + failures.kinds[0].error], "failures")
-
-
-def _front_words(front: FrontSection) -> str:
-    """Return the size and the ends of the front."""
-    ends = [front.ranked[0], front.ranked[-1]]
-    texts = [", ".join(f"{name} {value}" for name, value in each.facts if "new seeds" not in name) for each in ends]
-    between = "" if front.num_front == 1 else f" to {texts[-1]}"
-    return f"{counted(front.num_front, 'architecture')} on the front of {front.objectives}: from {texts[0]}{between}."
 
 
 def _found(run: RunData, best: BestSection) -> list[str]:
@@ -312,31 +302,28 @@ def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:
 
 def advice(run: RunData) -> list[str]:
     """Return the next step after a run in lines, the last one to be pasted; none where that is to load the best."""
-    best, references = (
-        _section("next", "", "", partial(build, run)).content for build in (best_section, reference_section)
-    )
-    statement = None if best is None else _next(run, best, references)
-    if statement is None or statement.section == "best":
+    statement = _next(run)
+    if statement.section == "best":
         return []
     return [*statement.lines, *(f"  {line}" for line in [statement.code] if line)]
 
 
-def _next(run: RunData, best: BestSection | None, references: ReferenceSection | None) -> Statement:
+def _next(run: RunData) -> Statement:
     """Return the next step: wait, resume, use a better method, search longer, or load the best architecture."""
+    comparisons, finalists = run.results.comparisons, run.results.finalists
     if run.is_running:
         return Statement("Next", ["Wait for the end of the run: the best architectures are measured again there."])
     if is_resumable(run):
         return Statement("Next", ["Continue the run:"], code=resume_command(run))
-    if best is None:
+    if not finalists:
         return Statement("Next", ["See the failures, and change the space or the evaluation."], "failures")
-    if references is not None and references.better is not None:
-        better = references.better
+    if (better := better_method(comparisons)) is not None:
         words = f"Use {better.name} ({side_words(better)}), which is clearly better, or widen the space"
         return Statement("Next", [f"{words}:" if better.load else f"{words}."], code=better.load)
-    if references is not None and not references.is_above_random:
+    if not is_above_random(comparisons):
         key = "budget.evaluations" if run.number("budget.evaluations") else "num_training_steps"
         longer = resume_command(run, f"{key}={2 * int(run.number(key) or 0)}")
         return Statement(
             "Next", ["Search longer, as the search is not clearly better than random architectures:"], code=longer
         )
-    return Statement("Next", ["Load the best architecture:"], "best", best.ranked[0].load)
+    return Statement("Next", ["Load the best architecture:"], "best", finalists[0].load)

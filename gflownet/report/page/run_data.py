@@ -221,13 +221,6 @@ def read_run(folder: Path) -> RunData:
         return []
 
     problems += _unknown_limits(tree)
-    results = Results()
-    try:
-        results = read_results(folder)
-    except UserError as error:
-        problems.append(str(error))
-    if is_after_end and not (folder / RESULTS_NAME).exists():
-        problems.append(f"{RESULTS_NAME} is missing.")
     certificate = _json(folder / "certificate.json", problems)
     return RunData(
         folder=folder,
@@ -238,7 +231,7 @@ def read_run(folder: Path) -> RunData:
         metrics=_metric_rows(folder / "metrics.jsonl", problems),
         evaluations=_evaluations(folder, _store_url(folder, tree, problems), run=run_id, problems=problems),
         top=listed("top_architectures.json", is_needed=is_after_end),
-        results=results,
+        results=_results(folder, problems, is_needed=is_after_end),
         front=listed("pareto_front.json", is_needed=False),
         certificate=certificate if isinstance(certificate, dict) else None,
         account=path.read_text(errors="replace").splitlines() if (path := folder / "data.txt").is_file() else (),
@@ -301,6 +294,17 @@ def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]
     except (UserError, ValueError, KeyError, TypeError) as error:
         problems.append(f"The evaluations cannot be read: {error}")
         return []
+
+
+def _results(folder: Path, problems: list[str], *, is_needed: bool) -> Results:
+    """Return the results of a run; no parts where they are damaged."""
+    if is_needed and not (folder / RESULTS_NAME).exists():
+        problems.append(f"{RESULTS_NAME} is missing.")
+    try:
+        return read_results(folder)
+    except UserError as error:
+        problems.append(str(error))
+        return Results()
 
 
 def _json(path: Path, problems: list[str]) -> Any:

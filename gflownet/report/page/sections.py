@@ -19,18 +19,7 @@ from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 from gflownet.report.page.secrets import masked
 from gflownet.report.results import Results, Side
-from gflownet.report.verdict import (
-    BETTER,
-    HYPERVOLUME,
-    RANDOM,
-    WORSE,
-    comparison_rows,
-    full_name,
-    is_random,
-    random_note,
-    score_text,
-    summary_of,
-)
+from gflownet.report.verdict import HYPERVOLUME, RANDOM, comparison_rows, full_name, random_note, score_text, summary_of
 
 
 @dataclass(frozen=True)
@@ -43,8 +32,6 @@ class ReferenceSection:
     table: Table
     note: str  # what random search is
     loads: Sequence[tuple[str, str]]  # name and line of Python
-    is_above_random: bool  # whether the run is clearly better than random architectures
-    better: Side | None  # the best of the standard methods that are clearly better than rank 0
 
 
 def reference_section(run: RunData) -> ReferenceSection | None:
@@ -63,8 +50,6 @@ def reference_section(run: RunData) -> ReferenceSection | None:
     )
     if chart is None or not comparisons:
         return None
-    random = [each for each in comparisons if is_random(each.reference) and each.reference.measure in ("", HYPERVOLUME)]
-    better = [each.reference for each in comparisons if each.verdict == WORSE and not is_random(each.reference)]
     header, rows = comparison_rows(comparisons, metric=results.metric)
     return ReferenceSection(
         chart,
@@ -73,8 +58,6 @@ def reference_section(run: RunData) -> ReferenceSection | None:
         table=Table(header, rows),
         note=random_note(comparisons),
         loads=[(full_name(side), side.load) for side in sides if side.load],
-        is_above_random=all(each.verdict == BETTER for each in random),
-        better=max(better, key=lambda side: side.mean, default=None),
     )
 
 

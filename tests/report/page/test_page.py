@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import shlex
 from collections.abc import Mapping
-from itertools import chain, repeat
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from gflownet.cli.console import duration
 from gflownet.cli.parser import parse
 from gflownet.config import command_config
 from gflownet.errors import UserError
 from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.compared.figures import best_score
 from gflownet.report.page import advice, page_of, read_run
-from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
-from gflownet.run.view import Limits, PlainLines
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import (
     RUN,
@@ -128,13 +122,12 @@ def test_evaluations_and_steps_after_a_resume_agree_everywhere(tmp_path):
     assert "Its loss was 7 in the first of 3 steps and 5 in the last" in header
 
 
-def test_running_run_shows_best_evaluations_and_time_left(tmp_path):
+def test_running_run_shows_best_evaluations(tmp_path):
     status = status_of("running", is_alive=True)
     folder = write_run(tmp_path, choices(40), rows=metric_rows(20), status=status)
     read = page(folder)
     header = read.sections["header"]
     assert "Running: training, step 20 of 100" in header
-    assert "about 2 min 40 s" in header  # 80 steps of 2 s
     assert "1 h" in header  # from the start to the time of writing
     assert "Rank 0 so far" in read.sections["best"]
     scores = [each.score for each in read_run(folder).successes]
@@ -165,32 +158,8 @@ def test_options_from_the_environment_leave_a_page(tmp_path):
             (tree[group] if group else tree)[key] = "${oc.env:GFLOWNET_VALUE}"
         write_marker(folder, RunMarker(RUN, tree))
         read = page(folder)
-        assert "time left not known yet" in read.sections["header"]
         assert "evaluation.constraints is ${oc.env:GFLOWNET_VALUE}, whose value is unknown" in read.sections["header"]
         assert "effects" in read.sections
-
-
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [
-        ([], 160),  # 80 steps of 2 s
-        (["budget.evaluations=100"], 10),  # 20 of 80 are left, 2 in a second
-        (["budget.evaluations=1000"], 160),
-        (["budget.seconds=75"], 35),  # 40 s are used
-        (["budget.seconds=75", "budget.evaluations=100"], 10),
-        (["budget.seconds=30"], 0),
-    ],
-)
-def test_time_left_is_that_of_the_first_limit(tmp_path, options, seconds):
-    folder = write_run(tmp_path, rows=metric_rows(20), status=status_of("running", is_alive=True), options=options)
-    run = read_run(folder)
-    assert seconds_left(run, progress_of(run)) == pytest.approx(seconds)
-    limits = Limits(100, run.option("budget.evaluations"), run.option("budget.seconds"))
-    output = io.StringIO()
-    moments = chain([0.0], repeat(40.0))
-    view = PlainLines(Console(file=output), limits, now=lambda: next(moments), print_every=1)
-    view.write(20, metric_rows(20)[-1])
-    assert (f"{duration(seconds)} left" in output.getvalue()) == (seconds > 0), "as on the console"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +225,6 @@ def test_first_picture_is_the_fronts_on_new_seeds(tmp_path):
         "with legends and ranks"
     )
     assert "parameters (log scale)" in read.sections["header"]
-    assert "from accuracy 0.9, parameters 900 to accuracy 0.5, parameters 500" in read.sections["header"]
     (folder / "pareto_front.json").unlink()
     assert "computed at the end of the run" in page(folder).sections["front"]
 
