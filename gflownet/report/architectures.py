@@ -45,9 +45,9 @@ def write_top_architectures(
     for rank, (each, side, entry) in enumerate(zip(top, sides, entries, strict=True)):
         candidate, picture = from_dict(json.loads(each.record.graph)), f"rank_{rank}.svg"
         picture = picture if (folder / PICTURES_NAME / picture).exists() else ""
-        words = entry.get("words") or ("" if picture else entry.get("choices", ""))
+        shown = {"picture": picture, **{name: entry.get(name, "") for name in ("words", "choices")}}
         load = load_line(candidate, folder / TOP_NAME, rank=rank, task=task, has_weights="weights" in entry)
-        finalists.append(finalist_of(rank, each, side, words=words, load=load, picture=picture))
+        finalists.append(finalist_of(rank, each, side, load=load, **shown))
     return tuple(finalists)
 
 

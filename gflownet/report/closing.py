@@ -40,6 +40,8 @@ from gflownet.report.references import compare_references
 from gflownet.report.results import Comparison, Finalist, FinalResults, Front, Results, SearchResults, Side
 from gflownet.report.verdict import (
     HYPERVOLUME,
+    NO_BREAK,
+    PLUS_MINUS,
     comparison_rows,
     full_name,
     random_note,
@@ -237,11 +239,20 @@ def print_comparisons(comparisons: Sequence[Comparison], console: Console, *, me
     if rows:
         words = summary_of(comparisons, metric=metric)
         print_line(console, f"{words[:1].upper()}{words[1:]}.")
-        table = Table(box=box.SIMPLE_HEAD)
-        for name in header:
-            table.add_column(name)
-        for row in rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
+        table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+        cells = list[list[str]]()
+        for name, *figures, verdict in ([printable(cell) for cell in row] for row in rows):
+            whole = [figure.replace(f" {PLUS_MINUS}", f"{NO_BREAK}{PLUS_MINUS}") for figure in figures]
+            cells.append([name, *whole, verdict.replace(" ", NO_BREAK).replace(f"{NO_BREAK}(", " (")])
+        columns = list(zip(header, *cells, strict=True))
+        longest = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
+        spare = console.width - sum(longest) - len(columns) - 1
+        for column, width in zip(columns, longest, strict=True):  # no word is cut where all fit
+            extra = max(0, min(spare, max(map(len, column[1:])) - width))
+            table.add_column(column[0], width=width + extra)
+            spare -= extra
+        for row in cells:
+            table.add_row(*map(Text, row))
         console.print(table)
     if note := random_note(comparisons):
         print_line(console, note)
@@ -262,7 +273,7 @@ def print_best(rows: Sequence[Finalist], console: Console) -> None:
     for each, following in zip_longest(rows, rows[1:]):
         score = f"{each.score:.4f}" if each.final is None else side_words(each.final)
         test = "-" if each.test_score is None else f"{each.test_score:.4f}"
-        shown = each.words or each.picture or "-"
+        shown = each.shown or each.picture or "-"
         if len(shown) > _MAX_WORDS:
             start = shown[: _MAX_WORDS - 1]
             shown = f"{start.rpartition(', ')[0] or start}, …"

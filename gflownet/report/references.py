@@ -65,8 +65,8 @@ def _within_caps(
     top: Sequence[TopArchitecture], finalists: Sequence[Finalist], random: Sequence[TopArchitecture], sizes: Sizes
 ) -> Iterator[tuple[int, str, Side | None]]:
     """Yield the place of the best random architecture within each cap, with the cap and the best of the run."""
-    for cap in sizes.caps:
-        rank, place = sizes.best(top, cap), sizes.best(random, cap)
+    pairs = {(sizes.best(top, cap), sizes.best(random, cap)): cap for cap in reversed(sizes.caps)}  # each once
+    for (rank, place), cap in reversed(pairs.items()):
         if rank is not None and place is not None:
             yield place, f"at most {cap:,.6g} {sizes.metric.replace('_', ' ')}", finalists[rank].final
 

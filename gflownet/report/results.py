@@ -64,8 +64,14 @@ class Finalist:
     errors: tuple[str, ...] = ()  # of failed trainings on new seeds
     test_error: str = ""  # of the first missing test score
     words: str = ""
+    choices: str = ""  # as YAML
     load: str = ""  # line of Python
     picture: str = ""  # its name in the folder architectures; empty: none
+
+    @property
+    def shown(self) -> str:
+        """Return the words for tables, of choices without a picture their YAML."""
+        return self.words or ("" if self.picture else self.choices)
 
 
 @dataclass(frozen=True)
@@ -120,16 +126,6 @@ class FinalResults:
 
 
 @dataclass(frozen=True)
-class Preferred:
-    """Predicted utilities and sizes of samples that prefer one objective."""
-
-    objective: str
-    weight: float
-    utilities: Mapping[str, float]
-    parameters: float | None
-
-
-@dataclass(frozen=True)
 class SamplerResults:
     """The part of the sampler after a search."""
 
@@ -145,7 +141,6 @@ class SamplerResults:
     rank_correlation: float | None  # of log p and log R
     flow_consistency: float
     is_converged: bool
-    preferences: tuple[Preferred, ...] = ()
 
 
 @dataclass(frozen=True)

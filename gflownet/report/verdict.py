@@ -12,7 +12,7 @@ from gflownet.errors import counted
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.pictures.chart import number_text
-from gflownet.report.results import Comparison, Preferred, Results, SamplerResults, Side, Spent
+from gflownet.report.results import Comparison, Results, SamplerResults, Side, Spent
 
 PLUS_MINUS, NO_BREAK = "\N{PLUS-MINUS SIGN}", "\N{NO-BREAK SPACE}"
 HYPERVOLUME = "hypervolume on new seeds"  # a measure of fronts in place of scores
@@ -49,6 +49,7 @@ def judged(difference: float, margin: float, num: int) -> str:
     return BETTER if difference > 0 else WORSE
 
 
+_ROUNDING = 1e-6
 _POWER, _MOST_TRAININGS = ((1.96 + 0.84) / 1.96) ** 2, 99
 RANDOM = "random search"
 COMPARED = ("compared by", "this run", "reference", "difference", "this run is (seeds to separate)")
@@ -56,12 +57,12 @@ COMPARED = ("compared by", "this run", "reference", "difference", "this run is (
 
 def score_text(value: float, *, digits: int = 4) -> str:
     """Return a score with a number of decimals, or four digits where it is far from 1."""
-    return f"{value:.{digits}f}" if abs(value) < 10 and round(value, 2) else number_text(value)
+    return f"{value:.{digits}f}" if abs(value) < 10 and (round(value, 2) or not value) else number_text(value)
 
 
 def side_words(side: Side, *, digits: int = 4) -> str:
     """Return a mean with half its interval, or with its ends where the range of scores cuts it."""
-    if side.high - side.low < 2 * side.margin * (1 - 1e-9):
+    if side.high - side.low < 2 * side.margin * (1 - _ROUNDING):
         low, high = (score_text(end, digits=digits) for end in (side.low, side.high))
         return f"{score_text(side.mean, digits=digits)} [{low},{NO_BREAK}{high}]"
     return score_text(side.mean, digits=digits) + _margin_words(side.margin, digits=digits)
@@ -115,10 +116,11 @@ def comparison_rows(comparisons: Sequence[Comparison], *, metric: str = "") -> t
             continue
         figures = [*(side_words(side, digits=3) for side in (own, each.reference)), _difference_words(each, digits=3)]
         figures = [words.replace(f"{PLUS_MINUS} ", f"{PLUS_MINUS}{NO_BREAK}") for words in figures]
-        if metric and not each.reference.measure:
-            units = [f" ({side.metric:.3f} {metric})" for side in (own, each.reference)]
-            figures = [words + unit for words, unit in zip(figures, [*units, ""], strict=True)]
         rows.append([each.reference.measure or full_name(each.reference), *figures, verdict_words(each)])
+        if metric and not each.reference.measure:
+            values = own.metric, each.reference.metric
+            differs = f"{own.metric - each.reference.metric:+.3f}"
+            rows.append([f"{full_name(each.reference)}, {metric}", *(f"{value:.3f}" for value in values), differs, ""])
     return list(COMPARED), rows
 
 
@@ -205,9 +207,6 @@ def sampler_lines(sampler: SamplerResults) -> list[str]:
         lines.append(f"the sampler has learned from {learned}, fewer than {MIN_TRAINED_ON}: its samples are guesses")
     if 2 * num_distinct < num:
         lines.append(f"{num - num_distinct} of {num} samples repeat another one: the sampler knows few architectures")
-    if sampler.preferences:
-        weight = f"samples with a preference of {sampler.preferences[0].weight} for one objective, predicted utilities"
-        lines.append(f"{weight}: {'; '.join(map(_preferred_words, sampler.preferences))}")
     return lines
 
 
@@ -218,7 +217,8 @@ def _trained_words(sampler: SamplerResults) -> str:
     sizes = [size for size in sampler.parameters if size is not None]
     words, range_words = f"{counted(len(scores), 'new sample')}: {fmean(scores):.3f}", ""
     if sizes:
-        range_words = f" of {min(sizes):,} to {max(sizes):,} parameters"
+        ends = dict.fromkeys(f"{size:,}" for size in (min(sizes), max(sizes)))
+        range_words = f" of {' to '.join(ends)} parameters"
     if not random:
         return f"{words} (random predicted {sampler.random_predicted:.3f})"
     words += f" ({counted(len(random), 'random architecture')}{range_words}: {fmean(random):.3f}"
@@ -227,18 +227,12 @@ def _trained_words(sampler: SamplerResults) -> str:
     return f"{words})"
 
 
-def _preferred_words(preferred: Preferred) -> str:
-    figures = [f"{name} {utility:.3f}" for name, utility in preferred.utilities.items()]
-    figures += [] if preferred.parameters is None else [f"{preferred.parameters:,.0f} parameters"]
-    return f"{preferred.objective}: {', '.join(figures)}"
-
-
 def summary_figures(results: Results) -> dict[str, Any]:
     """Return the figures of a run by the keys of wandb's summary; lists of scores as their means."""
     figures: dict[str, Any] = dict(results.certificate)
     for finalist in results.finalists[:1]:
         best = finalist.final or Side(f"rank {finalist.rank}", finalist.score)
-        figures |= {"best/words": finalist.words or None, "best/load": finalist.load}
+        figures |= {"best/words": finalist.shown or None, "best/load": finalist.load}
         figures |= _figures_of("best", best) | {
             "best/test_score": finalist.test_score,
             "best/num_parameters": finalist.num_parameters,

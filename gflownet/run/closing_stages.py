@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +21,11 @@ from gflownet.files import json_text
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader
 from gflownet.report.closing import print_results
-from gflownet.report.results import Preferred, SamplerResults
+from gflownet.report.results import SamplerResults
 from gflownet.run.components import CERTIFICATE_STREAM, Components
 from gflownet.run.failures import Quarantine, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME
-from gflownet.run.progress import mean
 from gflownet.run.run import Run
 from gflownet.run.search_stage import leaders_of
 from gflownet.run.stage import Stage
@@ -34,7 +33,6 @@ from gflownet.search.proposals import distinct
 from gflownet.search.sampler import RewardScale, balance_correlation, score_column
 from gflownet.workers.process import stream_seed
 
-_PREFERRED = 0.95  # weight of an objective that samples prefer
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
 
 
@@ -86,7 +84,6 @@ def sampler_results(parts: Components, scale: RewardScale, rows: Sequence[Evalua
         rank_correlation=balance_correlation(parts.learner, replace(batch, optional_log_reward=rewards)),
         flow_consistency=consistency.value,
         is_converged=bool(consistency.high <= CONVERGED),
-        preferences=tuple(preferred(parts, scale)),
     )
 
 
@@ -97,31 +94,13 @@ def of_their_sizes(rows: Sequence[EvaluationRecord], sizes: Iterable[int | None]
     return [row for row in random if not known or min(known) <= (row.num_parameters or 0) <= max(known)]
 
 
-def preferred(parts: Components, scale: RewardScale) -> Iterator[Preferred]:
-    """Yield predicted utilities and sizes of samples that prefer each objective in turn; none without preferences."""
-    names, task = parts.task.chosen_objectives, parts.task
-    if scale.scores.dim() == 1 or parts.config.cond.preferences.weights:
-        return
-    model = parts.sampler.score_model()
-    for place, name in enumerate(names):
-        weights = [_PREFERRED if each == place else (1 - _PREFERRED) / (len(names) - 1) for each in range(len(names))]
-        terminal = parts.sampler.samples(preferences=weights).terminal
-        costs = [task.cost(parts.env.terminal(terminal, index)) for index in range(len(terminal))]
-        sizes = [float(cost.num_parameters) for cost in costs if cost is not None]
-        utilities = dict(zip(names, model(terminal).mean(0).tolist(), strict=True))
-        parameters = mean(sizes) if sizes else None
-        yield Preferred(name, _PREFERRED, utilities, parameters)
-
-
 @dataclass
 class CertificateStage(Stage):
     """Compare the sampled distribution with the reward."""
 
     parts: Components
     evaluator: Dispatcher  # of the search
-    result: Mapping[str, Any] | None = (
-        None  # None: off, after a signal, or without a policy
-    )
+    result: Mapping[str, Any] | None = None  # None: off, after a signal, or without a policy
 
     def run(self, run: Run) -> None:
         """Measure the sampler of a search, and write the certificate."""

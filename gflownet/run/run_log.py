@@ -237,5 +237,5 @@ def _table_of(leaders: Sequence[Leader]) -> str:
         numbers = (each.rank, ""), (side.mean, ".4g"), (each.test_score, ".4g"), (each.num_parameters, ",")
         rank, score, test, size = ("" if number is None else format(number, form) for number, form in numbers)
         interval = "" if math.isnan(side.low) else f"[{side.low:.4g}, {side.high:.4g}]"
-        rows.append((rank, score, interval, test, size, each.words, f"`{each.load}`" if each.load else ""))
+        rows.append((rank, score, interval, test, size, each.shown, f"`{each.load}`" if each.load else ""))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -244,7 +244,7 @@ def _media_of(leaders: Sequence[Leader]) -> dict[str, Any]:
         score = None if each.rank is None else side.mean
         numbers = [each.score, score, side.low, side.high, each.test_score]  # floats: a column has one type
         sizes = each.num_parameters, leader.origin, _float(leader.seconds)
-        table.add_data(each.rank, *map(_float, numbers), *sizes, each.words, drawing, each.load)
+        table.add_data(each.rank, *map(_float, numbers), *sizes, each.shown, drawing, each.load)
         if leader.drawing is not None and place < NUM_DRAWINGS:
             media[f"top/drawing_{leader.finalist.rank}"] = _html(leader.drawing)
     return media

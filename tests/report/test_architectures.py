@@ -134,8 +134,8 @@ def write_choices(folder: Path, settings: Sequence[dict[str, Any]], **fields: An
 def test_choices_in_which_ranks_differ_are_first(tmp_path):
     settings = [{"act": "relu", "depth": 3, "rate": 1e-5, "width": 4}, {"act": "relu", "depth": 3, "width": 8}]
     rows = write_choices(tmp_path, settings)
-    assert rows[0].words == "{rate: 1.0e-05, width: 4, act: relu, depth: 3}"
-    assert rows[1].words == "{width: 8, act: relu, depth: 3}"
+    assert rows[0].shown == "{rate: 1.0e-05, width: 4, act: relu, depth: 3}"
+    assert rows[1].shown == "{width: 8, act: relu, depth: 3}"
     entries = json.loads((tmp_path / TOP_NAME).read_text())
     assert [yaml.safe_load(entry["choices"]) for entry in entries] == settings
 
@@ -202,8 +202,8 @@ def test_write_top_architectures_of_assignments(tmp_path):
         record = dataclasses.replace(architecture(GRAPHS[0]).record, graph=json.dumps(candidate.to_dict()))
         top.append(TopArchitecture(record))
     rows = write_top_architectures(tmp_path, top, task=CellTask({}), from_dict=Assignment.from_dict)
-    assert [row.words for row in rows[:2]] == ["", "{depth: 3, norm: true}"]
-    assert rows[2].words.startswith("{words: 'long long")
+    assert [row.shown for row in rows[:2]] == ["", "{depth: 3, norm: true}"]
+    assert rows[2].shown.startswith("{words: 'long long")
     assert [row.picture for row in rows] == ["rank_0.svg", "", ""]
     entries = json.loads((tmp_path / TOP_NAME).read_text())
     assert yaml.safe_load(entries[2]["choices"]) == {"words": "long " * 30}

@@ -117,18 +117,16 @@ def _differing_first(graphs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def _ranked(
-    finalist: Finalist, entry: Mapping[str, Any], graph: Mapping[str, Any], *, run: RunData, start: str, note: str
+    finalist: Finalist, entry: Mapping[str, Any], graph: Mapping[str, Any], *, run: RunData, start: str
 ) -> Ranked:
     """Return the card of an architecture with its entry of top_architectures.json."""
     network, values = mapping_of(entry.get("network")), values_of(graph)
-    words = text if isinstance(text := entry.get("words", finalist.words), str) else ""
+    words = finalist.words
     drawing = drawing_of(graph, num_parameters=finalist.num_parameters)
     return Ranked(
         key=f"rank-{finalist.rank}",
         title=start.format(finalist.rank) + (f": {words}" if words else ""),
-        facts=list(
-            _facts(finalist, entry, run.results.score if run.results.final else run.score_name, run.results.metric)
-        ),
+        facts=list(_facts(finalist, entry, run.score_name, run.results.metric)),
         drawing=drawing,
         network=drawing_of(network) if network else None,
         load=finalist.load,

@@ -156,7 +156,7 @@ def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[t
     yield "time used", duration_text(seconds_used(run, written=written))
     num_failed = sum(record.status is not EvaluationStatus.OK for record in run.searched)
     num, planned = f"{run.num_evaluated:,}", f" of {run.num_planned:,}" if run.num_planned else ""
-    num_stopped = run.num_evaluated - len(run.searched)
+    num_stopped = sum(bool(row.metrics.get("is_stopped")) for row in run.evaluations if not row.seed)
     ends = [
         f", {count:,} {word}" for count, word in ((num_stopped, "stopped early"), (num_failed, "failed")) if count > 0
     ]

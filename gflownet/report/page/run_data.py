@@ -106,7 +106,7 @@ class RunData:
     @property
     def score_name(self) -> str:
         """The name of the score of an architecture."""
-        return str(self.plan.get("score") or "score")
+        return self.results.score if self.results.final else str(self.plan.get("score") or "score")
 
     @property
     def num_evaluated(self) -> int:
