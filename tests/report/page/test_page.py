@@ -365,11 +365,12 @@ def test_folder_without_a_run_raises(tmp_path):
         read_run(tmp_path)
 
 
-def test_page_from_the_folder_is_the_page_of_the_run(finished_runs, copied_run):
+def test_page_from_the_folder_is_the_page_of_the_run(finished_runs, copied_run, tmp_path):
     """Byte for byte, without the process; lines that load follow a moved folder."""
     folder, moved = finished_runs("toy"), copied_run("toy")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page_of(read_run(folder)) == page
+    assert "<time>2026-11-23 11:01 UTC" in page_of(read_run(finished_run(tmp_path))), "the end of the run"
     for path in (folder, moved):
         assert f"gflownet.load(&#34;{path}/top_architectures.json" in page_of(read_run(path))
 
