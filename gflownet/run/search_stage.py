@@ -181,8 +181,8 @@ def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[L
     for rank, (row, candidate, settings) in enumerate(zip(records, candidates, task.settings(candidates), strict=True)):
         network = task.network(candidate)
         drawing = None if network is None else to_svg(network)
-        shown = {"words": task.words(candidate), "choices": "" if drawing else settings}
-        finalist = Finalist(rank, row.score, row.num_parameters, **shown)
+        shown = "" if drawing else settings
+        finalist = Finalist(rank, row.score, row.num_parameters, words=task.words(candidate), choices=shown)
         leaders.append(Leader(finalist, drawing, words.get(row.hash, ""), row.seconds))
     return leaders
 

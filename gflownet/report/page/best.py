@@ -57,7 +57,7 @@ def best_section(run: RunData) -> BestSection | None:
     """Return the best architectures from top_architectures.json, or from the evaluations before the end."""
     if finalists := run.results.finalists[:NUM_SHOWN]:
         entries = {rank: entry for entry in run.top if isinstance(rank := entry.get("rank"), int)}
-        top = [entries.get(each.rank, {}) for each in finalists]
+        top = [entries.get(each.rank or 0, {}) for each in finalists]
         graphs = _differing_first([mapping_of(entry.get("graph")) for entry in top])
         ranked = [
             _ranked(each, entry, graph, run=run, start="Rank {}")
