@@ -64,7 +64,7 @@ def side_words(side: Side, *, digits: int = 4) -> str:
     """Return a mean with half its interval, or with its ends where the range of scores cuts it."""
     if side.high - side.low < 2 * side.margin * (1 - _ROUNDING):
         low, high = (score_text(end, digits=digits) for end in (side.low, side.high))
-        return f"{score_text(side.mean, digits=digits)} [{low},{NO_BREAK}{high}]"
+        return f"{score_text(side.mean, digits=digits)} [{low}, {high}]"
     return score_text(side.mean, digits=digits) + _margin_words(side.margin, digits=digits)
 
 
