@@ -242,7 +242,10 @@ def print_comparisons(comparisons: Sequence[Comparison], console: Console, *, me
         table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
         cells = list[list[str]]()
         for name, *figures, verdict in ([printable(cell) for cell in row] for row in rows):
-            whole = [figure.replace(f" {PLUS_MINUS}", f"{NO_BREAK}{PLUS_MINUS}") for figure in figures]
+            whole = [
+                figure.replace(f" {PLUS_MINUS}", f"{NO_BREAK}{PLUS_MINUS}").replace(", ", f",{NO_BREAK}")
+                for figure in figures
+            ]
             cells.append([name, *whole, verdict.replace(" ", NO_BREAK).replace(f"{NO_BREAK}(", " (")])
         columns = list(zip(header, *cells, strict=True))
         longest = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
