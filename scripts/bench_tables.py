@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from sklearn import datasets
 
+from gflownet.report.results import read_results
 from gflownet.train import main as train
 from scripts.bench import Row, at_least, at_most, figure, finish, parse_arguments
 
@@ -166,8 +167,8 @@ def test_scores(table: str, run: Path, *, options: Sequence[str]) -> dict[str, S
     if status:
         raise SystemExit(status)
     best, *_ = json.loads((run / "top_architectures.json").read_text())
-    references = json.loads((run / "references.json").read_text())
-    scores = {ESTIMATORS[each["name"]]: each["test_scores"] for each in references if each["name"] in ESTIMATORS}
+    references = [each.reference for each in read_results(run).comparisons]
+    scores = {ESTIMATORS[each.name]: each.tests for each in references if each.name in ESTIMATORS}
     return {SEARCH: best["final"]["test_scores"], **scores}
 
 

@@ -67,6 +67,10 @@ class ChoicesTask(TensorTask):
     def score_name(self) -> str:  # type: ignore[override]
         return super().score_name if self._trains else GFNTask.score_name
 
+    @property
+    def metric_name(self) -> str:  # type: ignore[override]
+        return super().metric_name if self._trains else ""
+
     def data(self) -> Splits:
         splits = splits_of(self.config)
         splits = with_standard_targets(splits)

@@ -122,6 +122,7 @@ class LanguageTask(GFNTask):
     Config = LanguageConfig
     fidelity_unit = "steps"
     objectives = ("bits_per_byte", "cache_bytes")
+    metric_name = "bits per byte"
 
     def __init__(self, config: TaskConfig) -> None:
         self.costs = {"cache_bytes": config.task_options.target_cache}
@@ -215,6 +216,10 @@ class LanguageTask(GFNTask):
     def value(self, bits: float) -> float:
         """Return the score of bits per byte."""
         return math.exp(self.config.task_options.reference - bits)
+
+    def metric_of(self, score: float) -> float:
+        """Return the bits per byte of a score."""
+        return self.config.task_options.reference - math.log(score) if score > 0 else math.nan
 
     def utility(self, objective: str, value: float) -> float:
         """Return the score of bits per byte, or 1 / (1 + cache_bytes / task_options.target_cache)."""

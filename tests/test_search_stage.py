@@ -13,7 +13,8 @@ import pytest
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationStatus
-from gflownet.report.verdict import sampler_lines, sampler_metrics
+from gflownet.report.results import Results, SamplerResults, read_results
+from gflownet.report.verdict import sampler_lines, summary_figures
 from gflownet.run.closing_stages import of_their_sizes
 from gflownet.run.folder import CERTIFICATE_STORE_NAME
 from gflownet.run.sampling import restore, sample
@@ -118,8 +119,9 @@ def test_closing_line_of_a_search(tmp_path, capsys):
         sampler,
     )
     assert warning.startswith("the sampler has learned from "), warning
-    record = json.loads((tmp_path / "run" / "sampler.json").read_text())
-    assert record["scores"] == [0.5, 0.5]
+    record = read_results(tmp_path / "run").sampler
+    assert record is not None
+    assert record.scores == (0.5, 0.5)
     assert sampler_lines(record) == [sampler, warning], "the record has all figures"
 
 
@@ -135,16 +137,15 @@ def test_samples_are_compared_with_random_architectures_of_their_sizes():
 
 
 def test_lines_about_a_sampler():
-    record = {"num_samples": 64, "num_distinct": 31, "num_known": 0, "num_trained_on": 20, "preferences": []}
-    record |= {"scores": [0.9, 0.8], "parameters": [1200, 300], "random_scores": [0.5, 0.7, 0.9]}
-    record |= {"chosen_scores": [0.7, 0.9], "random_predicted": 0.6, "rank_correlation": None, "format": 1}
-    record |= {"flow_consistency": 0.04, "is_converged": True}
+    scores: Any = {"scores": (0.9, 0.8), "parameters": (1200, 300), "random_scores": (0.5, 0.7, 0.9)}
+    scores |= {"chosen_scores": (0.7, 0.9), "random_predicted": 0.6, "rank_correlation": None}
+    record = SamplerResults(20, 64, 31, 0, flow_consistency=0.04, is_converged=True, **scores)
     assert sampler_lines(record) == [
         "sampler: 2 new samples: 0.850 (3 random architectures of 300 to 1,200 parameters: 0.700, the 2 of them with "
         "the best predictions: 0.800); 31 of 64 distinct, none evaluated before; flow consistency 0.04: converged",
         "33 of 64 samples repeat another one: the sampler knows few architectures",
     ]
-    assert sampler_metrics(record) == pytest.approx(
+    assert summary_figures(Results(sampler=record)) == pytest.approx(
         {
             **{"sampler/score": 0.85, "sampler/random_score": 0.7, "sampler/chosen_score": 0.8},
             **{"sampler/num_samples": 64.0, "sampler/num_distinct": 31.0, "sampler/num_known": 0.0},

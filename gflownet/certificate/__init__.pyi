@@ -19,6 +19,6 @@ from .result import RunCertificate as RunCertificate
 from .rules import check_rules as check_rules
 from .subject import CertificateStore as CertificateStore
 from .subject import Subject as Subject
+from .words import certificate_content as certificate_content
 from .words import certificate_metrics as certificate_metrics
 from .words import print_certificate as print_certificate
-from .words import write_certificate as write_certificate

@@ -20,7 +20,6 @@ from rich.table import Table
 from gflownet.certificate.result import NO_DISTANCE, Certified, RuleReport, RunCertificate
 from gflownet.cli.console import print_line
 from gflownet.errors import counted
-from gflownet.files import json_text, write_whole
 
 # Maximum total variation, or upper end of the interval of the flow consistency, of a network that is trained enough.
 CONVERGED = 0.05
@@ -350,9 +349,9 @@ def certificate_metrics(certificate: RunCertificate) -> dict[str, float]:
     return metrics
 
 
-def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[str, Any]) -> None:
-    """Write the certificate as JSON, unknown figures as null, with further fields about the run."""
-    content = {
+def certificate_content(certificate: RunCertificate, *, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of certificate.json, with further fields about the run."""
+    return {
         **run,
         "errors": errors(certificate),
         **{
@@ -361,7 +360,6 @@ def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[s
         "rules": _rules(certificate),
         "certificates": [_content(certificate, part) for part in certificate.parts],
     }
-    write_whole(path, json_text(content, indent=1))
 
 
 def _rules(certificate: RunCertificate) -> dict[str, Any]:
@@ -397,29 +395,29 @@ def _figures(part: Certified) -> dict[str, float]:
     }
 
 
-def print_certificate(certificate: RunCertificate, *, path: Path, console: Console) -> None:
+def print_certificate(content: Mapping[str, Any], *, path: Path, console: Console) -> None:
     """Print a table for each conditioning, with the expected figures for a correct p, the verdict, and the path."""
-    one_beta = len({part.beta for part in certificate.parts}) == 1
-    rules = rule_findings(certificate.rules)[:_MAX_ERRORS]
-    for index, part in enumerate(certificate.parts):
-        how = "exact" if part.certificate.kind == "exact" else "estimates with 95 % intervals"
-        title = f"certificate of p(x) ~ R(x), {how}, beta {part.beta:.4g}"
-        if part.limits:
-            caps = (f"{cap:,} {name.replace('_', '-')}" for name, cap in part.limits.items())
+    parts = content["certificates"]
+    one_beta = len({part["beta"] for part in parts}) == 1
+    rules = content["rules"]["verdict"][:_MAX_ERRORS]
+    for index, part in enumerate(parts):
+        how = "exact" if part["kind"] == "exact" else "estimates with 95 % intervals"
+        title = f"certificate of p(x) ~ R(x), {how}, beta {part['beta']:.4g}"
+        if part["limits"]:
+            caps = (f"{cap:,} {name.replace('_', '-')}" for name, cap in part["limits"].items())
             title += f", networks with at most {' and '.join(caps)}"
-        elif one_beta and len(certificate.parts) > 1:
-            title += f", conditioned on {' '.join(f'{feature:.2f}' for feature in part.conditioning)}"
+        elif one_beta and len(parts) > 1:
+            title += f", conditioned on {' '.join(f'{feature:.2f}' for feature in part['conditioning'])}"
         figures = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         for header in ("", "if right", "found"):
             figures.add_column(header, no_wrap=True)
-        for line in table(_content(certificate, part)):
+        for line in table(part):
             figures.add_row(*line)
         console.print(figures)
         print_line(console, "verdict")
-        for finding in [*(rules if index == 0 else []), *findings(certificate, part)]:
-            print_line(console, f"  {finding.subject + ':':<15}{finding.text}")
-    paid = f"rewards: {counted(certificate.num_rewards, 'terminal state')}, "
-    num = certificate.num_predicted
-    paid += f"{num} predicted" if num else f"{certificate.num_evaluated} evaluated for this alone"
-    failed = f", {certificate.num_failed} failed" if certificate.num_failed else ""
+        for subject, _, text in (line.partition(": ") for line in [*(rules if index == 0 else []), *part["verdict"]]):
+            print_line(console, f"  {subject + ':':<15}{text}")
+    paid, num = f"rewards: {counted(content['num_rewards'], 'terminal state')}, ", content["num_predicted"]
+    paid += f"{num} predicted" if num else f"{content['num_evaluated']} evaluated for this alone"
+    failed = f", {content['num_failed']} failed" if content["num_failed"] else ""
     print_line(console, f"{paid}{failed}; all figures: {path}")

@@ -115,6 +115,7 @@ class GFNTask(Configurable, ABC):
     output_sizes: tuple[Any, ...] = ()
 
     score_name: str = "score"  # of Score.value, in tables
+    metric_name: str = ""  # of the measured figure behind the score, such as bits per byte; empty: none
     # Names of metrics that a run may choose as objectives (evaluation.objectives) in place of the one score.
     objectives: tuple[str, ...] = ()
     # Objectives of which smaller values are better, with the value c of utility 1/2: 1 / (1 + value / c).
@@ -268,6 +269,10 @@ class GFNTask(Configurable, ABC):
     def network(self, candidate: Any) -> ComputationGraph | None:
         """Return the network of a candidate, for drawings and `gflownet.load`; None where it is no graph."""
         return candidate if isinstance(candidate, ComputationGraph) else None
+
+    def metric_of(self, score: float) -> float:
+        """Return the figure `metric_name` of a score, NaN for a score without one."""
+        return math.nan
 
     def words(self, candidate: Any) -> str:
         """Return a candidate in a few words for tables and reports, such as "gru 128 > rhn 128"; empty: none.

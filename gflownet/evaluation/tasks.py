@@ -12,7 +12,7 @@ TASKS = ExtensionPoint(
     group="gflownet.tasks",
     built_in={
         "digits": BuiltIn(f"{_ROOM}.digits:DigitsTask", "classifiers of handwritten digits"),
-        "images": BuiltIn(f"{_ROOM}.images:ImagesTask", "convolutional classifiers of images"),
+        "images": BuiltIn(f"{_ROOM}.images:ImagesTask", "convolutional networks for images, signals and masks"),
         "mnist1d": BuiltIn(f"{_ROOM}.mnist1d:MNIST1DTask", "convolutional classifiers of generated signals"),
         "table": BuiltIn(f"{_ROOM}.table:TableTask", "networks for the columns of a table"),
         "coloured_graphs": BuiltIn(f"{_ROOM}.coloured_graphs:ColouredGraphsTask", "a reward on small coloured graphs"),

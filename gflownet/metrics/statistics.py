@@ -30,6 +30,17 @@ class Interval:
         """Return whether a value is between the ends."""
         return self.low <= value <= self.high
 
+    def within(self, low: float, high: float) -> Interval:
+        """Return the part within the range of the estimated figure.
+
+        It covers the true value as often as the whole: the true value is never outside of its range. A bound on the
+        wrong side of the estimate is not that of the figure, and is ignored.
+        """
+        low, high = (-math.inf if low > self.value else low), (math.inf if high < self.value else high)
+        return Interval(
+            self.value, *(end if math.isnan(end) else min(max(end, low), high) for end in (self.low, self.high))
+        )
+
 
 def standard_errors(samples: Sequence[Sequence[float]], groups: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard errors of K means, and their degrees of freedom, [K] each; NaN without any.

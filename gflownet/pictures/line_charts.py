@@ -156,7 +156,6 @@ class Highlight:
     y: float
     name: str
     href: str = ""  # of the element it links to
-    repeated: tuple[float, float, float] | None = None  # mean of y on new seeds, and the ends of its interval
 
 
 def scatter_chart(
@@ -168,20 +167,16 @@ def scatter_chart(
     x_label: str,
     y_label: str,
     names: Sequence[str],
-    compared: Sequence[tuple[float, float]] = (),
     is_joined: bool = False,
     note: str = "",
 ) -> Chart | None:
     """Return a scatter chart, None without a finite point.
 
-    `highlights` are drawn on top, joined in their order where `is_joined`; `compared` are the points of a second front.
-    The legend has `names` of points, highlights, their means on new seeds and compared points.
+    `highlights` are drawn on top, joined in their order where `is_joined`. The legend has `names` of both.
     """
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     front = [(each.x, each.y) for each in highlights]
-    repeated = [(each.x, *each.repeated) for each in highlights if each.repeated is not None]
-    everything = [*finite, *front, *compared, *((x, end) for x, *ends in repeated for end in ends)]
-    x, y = scale_of(at for at, _ in everything), scale_of(at for _, at in everything)
+    x, y = scale_of(at for at, _ in (*finite, *front)), scale_of(at for _, at in (*finite, *front))
     if x is None or y is None:
         return None
     frame = Frame(x, y, x_label + (" (log scale)" if x.is_log else ""), y_label + (" (log scale)" if y.is_log else ""))
@@ -189,35 +184,70 @@ def scatter_chart(
     pixels = sorted({(round(frame.at_x(a)), round(frame.at_y(b))) for a, b in finite})
     if pixels:
         frame.add("path", class_="dots s0", d="".join(f"M{a} {b}h0" for a, b in pixels), tooltip=names[0])
-    for style, joined in (("s1", front), ("s2", compared)):
-        if is_joined and len(joined) > 1:
-            corners = "L".join(f"{frame.at_x(a):g} {frame.at_y(b):g}" for a, b in joined)
-            frame.add("path", class_=f"line {style}" + " faint" * (style == "s1"), d=f"M{corners}")
-    for a, b in compared:
-        frame.add("circle", class_="dot s2", cx=frame.at_x(a), cy=frame.at_y(b), r="4", tooltip=names[3])
+    if is_joined and len(front) > 1:
+        corners = "L".join(f"{frame.at_x(a):g} {frame.at_y(b):g}" for a, b in front)
+        frame.add("path", class_="line s1 faint", d=f"M{corners}")
     for each in highlights:
         at = {"cx": frame.at_x(each.x), "cy": frame.at_y(each.y), "r": "5"}
         frame.add("circle", class_="dot s1", tooltip=each.name, href=each.href, **at)
-    for a, mean, low, high in repeated:
-        _draw_mean(frame, frame.at_x(a), mean, low, high, tooltip=names[2])
-    marks = (("s0", "dot"), [names]), (("s1", "dot"), [names]), (("s3", "full"), repeated), (("s2", "dot"), compared)
-    entries = zip(marks, names, strict=False)  # without the last names where there are no such points
+    legend = [LegendEntry("s0", names[0], "dot")] + ([LegendEntry("s1", names[1], "dot")] if highlights else [])
     return Chart(
         key=key,
         title=title,
         description=f"{counted(len(finite), 'point')}; highlighted: {len(highlights)}.",
         marks=frame.marks,
-        legend=[LegendEntry(style, name, form) for ((style, form), shown), name in entries if shown],
+        legend=legend,
         note=note,
     )
 
 
-def _draw_mean(frame: Frame, x: float, mean: float, low: float, high: float, *, tooltip: str) -> None:
-    """Add a mean and its vertical interval at a pixel; without an interval the ends are NaN."""
+def front_chart(
+    key: str,
+    title: str,
+    fronts: Sequence[tuple[str, Sequence[tuple[float, float, float, float]]]],
+    *,
+    x_label: str,
+    y_label: str,
+) -> Chart | None:
+    """Return named fronts of (cost, mean, low, high), the best mean up to each cost as steps; None without a point.
+
+    The first front has filled marks, the others open ones. The ends of an unknown interval are NaN.
+    """
+    points = [point for _, each in fronts for point in each]
+    x, y = scale_of((at for at, *_ in points), is_log=True), scale_of(end for _, *ends in points for end in ends)
+    if x is None or y is None:
+        return None
+    frame = Frame(x, y, x_label + (" (log scale)" if x.is_log else ""), y_label)
+    frame.draw_axes()
+    forms = ("full", "open")
+    for index, (name, front) in enumerate(fronts):
+        style, best, steps = f"s{index}", -math.inf, ""
+        for at, mean, low, high in sorted(front):
+            if mean > best:
+                pixel = f"{frame.at_x(at):g} {frame.at_y(mean):g}"
+                steps, best = f"{steps}H{frame.at_x(at):g}V{frame.at_y(mean):g}" if steps else f"M{pixel}", mean
+            _draw_mean(frame, at, mean, low, high, style=f"{style} {forms[min(index, 1)]}", tooltip=name)
+        if steps:
+            frame.add("path", class_=f"line {style} faint", d=f"{steps}H{frame.at_x(x.high):g}", tooltip=name)
+    rows = [[name, number_text(at), number_text(mean)] for name, front in fronts for at, mean, *_ in sorted(front)]
+    return Chart(
+        key=key,
+        title=title,
+        description=" ".join(f"{name}: {counted(len(front), 'architecture')}." for name, front in fronts),
+        marks=frame.marks,
+        legend=[LegendEntry(f"s{k}", name, forms[min(k, 1)]) for k, (name, _) in enumerate(fronts)],
+        table=Table(["of", x_label, y_label], rows),
+    )
+
+
+def _draw_mean(frame: Frame, at: float, mean: float, low: float, high: float, *, style: str, tooltip: str) -> None:
+    """Add a mean and its vertical interval."""
+    x, y = frame.at_x(at), frame.at_y(mean)
     if math.isfinite(low + high):
         bottom, top = frame.at_y(low), frame.at_y(high)
         ends = f"M{x:g} {bottom:g}V{top:g}M{x - 4:g} {bottom:g}h8M{x - 4:g} {top:g}h8"
-        frame.add("path", class_="whisker s3", d=ends, tooltip=tooltip)
-    y = frame.at_y(mean)
+        frame.add("path", class_=f"whisker {style}", d=ends, tooltip=tooltip)
     corners = f"M{x - 5:g} {y:g}L{x:g} {y - 5:g}L{x + 5:g} {y:g}L{x:g} {y + 5:g}Z"
-    frame.add("path", class_="diamond s3 full", d=corners, tooltip=tooltip)
+    frame.add(
+        "path", class_=f"diamond {style}", d=corners, tooltip=f"{tooltip}: {number_text(mean)} at {number_text(at)}"
+    )

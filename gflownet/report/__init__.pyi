@@ -1,4 +1,6 @@
 from .architectures import write_top_architectures as write_top_architectures
-from .closing import ParetoFront as ParetoFront
-from .closing import report_run as report_run
+from .closing import print_results as print_results
+from .closing import write_final as write_final
 from .closing import write_pareto_front as write_pareto_front
+from .results import Results as Results
+from .results import read_results as read_results

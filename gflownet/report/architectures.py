@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from typing import Any
 from gflownet.errors import counted
 from gflownet.evaluation.execution import saved_weights
 from gflownet.evaluation.final import Sizes, TopArchitecture
-from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
-from gflownet.files import parse_json, read_entries, sealed, write_whole
-from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.files import sealed, write_whole
+from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_svg
 from gflownet.metrics.statistics import Interval, simultaneous_intervals
-from gflownet.report.verdict import full_name
+from gflownet.report.results import Finalist, Side
 
 TOP_NAME = "top_architectures.json"
 PICTURES_NAME = "architectures"
@@ -34,22 +33,35 @@ def write_top_architectures(
     from_dict: Callable[[dict[str, Any]], Any],
     write: Callable[[Path, bytes | str], None] = write_whole,
     sizes: Sizes | None = None,
-) -> list[dict[str, Any]]:
-    """Write the best architectures with scores, drawings and trained weights, and return the entries of the file."""
-    entries = entries_of(
-        folder, top, final_intervals(top, sizes), prefix="rank", task=task, from_dict=from_dict, write=write
-    )
+) -> tuple[Finalist, ...]:
+    """Write the best architectures with scores, drawings and trained weights, and return them without their graphs."""
+    sides = final_sides(top, sizes, task=task)
+    entries = entries_of(folder, top, sides, prefix="rank", task=task, from_dict=from_dict, write=write)
     for rank, architecture in enumerate(top):
         if (network := task.network(from_dict(json.loads(architecture.record.graph)))) is not None:
             write(folder / PICTURES_NAME / f"rank_{rank}.svg", to_svg(network))
     write(folder / TOP_NAME, as_json(entries))
-    return entries
+    finalists = list[Finalist]()
+    for rank, (each, side, entry) in enumerate(zip(top, sides, entries, strict=True)):
+        candidate, picture = from_dict(json.loads(each.record.graph)), f"rank_{rank}.svg"
+        picture = picture if (folder / PICTURES_NAME / picture).exists() else ""
+        shown = {"picture": picture, **{name: entry.get(name, "") for name in ("words", "choices")}}
+        load = load_line(candidate, folder / TOP_NAME, rank=rank, task=task, has_weights="weights" in entry)
+        finalists.append(finalist_of(rank, each, side, load=load, **shown))
+    return tuple(finalists)
+
+
+def finalist_of(rank: int, architecture: TopArchitecture, side: Side | None, **further: Any) -> Finalist:
+    """Return an architecture without its graphs."""
+    record, errors = architecture.record, architecture.errors
+    figures = record.score, record.num_parameters, dict(record.metrics), architecture.test, side
+    return Finalist(rank, *figures, errors, architecture.test_error or "", **further)
 
 
 def entries_of(
     folder: Path,
     architectures: Sequence[TopArchitecture],
-    intervals: Sequence[Interval | None],
+    sides: Sequence[Side | None],
     *,
     prefix: str,
     task: GFNTask,
@@ -58,13 +70,13 @@ def entries_of(
 ) -> list[dict[str, Any]]:
     """Write the weights of architectures, PREFIX_RANK.safetensors, and return their entries."""
     graphs = [from_dict(json.loads(architecture.record.graph)) for architecture in architectures]
-    rows = zip(architectures, intervals, graphs, task.settings(graphs), strict=True)
+    rows = zip(architectures, sides, graphs, task.settings(graphs), strict=True)
     return [
-        _entry(rank, architecture, interval)
+        _entry(rank, architecture, side)
         | described_in_words(graph, task, settings)
         | _write_weights(folder, f"{PICTURES_NAME}/{prefix}_{rank}.safetensors", architecture, write)
         | _graphs(graph, task.network(graph), task)
-        for rank, (architecture, interval, graph, settings) in enumerate(rows)
+        for rank, (architecture, side, graph, settings) in enumerate(rows)
     ]
 
 
@@ -82,19 +94,36 @@ def _graphs(candidate: Any, network: ComputationGraph | None, task: GFNTask) -> 
     return entry | {"network": with_translation(network.to_dict(), task)}
 
 
-def final_intervals(top: Sequence[TopArchitecture], sizes: Sizes | None = None) -> list[Interval | None]:
-    """Return the intervals of the mean scores on new seeds, valid all at once; None with no such score or a failed one.
+def final_sides(
+    top: Sequence[TopArchitecture], sizes: Sizes | None = None, *, task: GFNTask, name: str = ""
+) -> list[Side | None]:
+    """Return the mean scores on new seeds with intervals valid all at once; None with no such score.
 
     Rank 0 has the largest of several means, so an interval for one mean alone is too narrow: of 10 architectures of
     digits with 5 seeds each, it covered the mean of 10 further seeds in 77 to 82 % of 4,000 resampled runs, and these
     intervals did in 95 to 97 % (docs/final-stage.md). The variance is that of each range of sizes: small networks vary
-    more.
+    more. With a failed training there is no interval. `name`: of all; empty: their ranks.
     """
-    complete = [bool(architecture.scores) and not architecture.errors for architecture in top]
-    repeated = [architecture for architecture, is_complete in zip(top, complete, strict=True) if is_complete]
+    repeated = [architecture for architecture in top if architecture.scores and not architecture.errors]
     groups = sizes.groups(repeated) if sizes else ()
     intervals = iter(simultaneous_intervals([each.scores for each in repeated], groups) if repeated else [])
-    return [next(intervals) if is_complete else None for is_complete in complete]
+    sides = list[Side | None]()
+    for rank, each in enumerate(top):
+        interval = Interval(each.mean, math.nan, math.nan) if each.errors or not each.scores else next(intervals)
+        side = side_of(name or f"rank {rank}", interval, each.scores, each.tests, task=task)
+        sides.append(replace(side, num_parameters=each.record.num_parameters) if each.scores else None)
+    return sides
+
+
+def side_of(
+    name: str, interval: Interval, scores: Sequence[float], tests: Sequence[float | None], *, task: GFNTask
+) -> Side:
+    """Return a mean score with its interval within the scores of the task, and the mean of its metric."""
+    cut = interval.within(0.0, 1.0 if interval.value <= 1 and max(scores, default=0.0) <= 1 else task.max_score)
+    values = [task.metric_of(score) for score in scores]
+    metric = math.fsum(values) / len(values) if values else math.nan
+    margin = (interval.high - interval.low) / 2
+    return Side(name, interval.value, cut.low, cut.high, margin, metric, tuple(scores), tuple(tests))
 
 
 def with_translation(data: dict[str, Any], task: GFNTask) -> dict[str, Any]:
@@ -109,12 +138,7 @@ def as_json(entries: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps([sealed(entry) for entry in entries], indent=1) + "\n"
 
 
-def bounds_of(interval: Interval | None) -> list[float] | None:
-    """Return the ends of an interval, None without one."""
-    return None if interval is None or math.isnan(interval.low) else [interval.low, interval.high]
-
-
-def _entry(rank: int, architecture: TopArchitecture, interval: Interval | None) -> dict[str, Any]:
+def _entry(rank: int, architecture: TopArchitecture, side: Side | None) -> dict[str, Any]:
     record = architecture.record
     entry = {
         "rank": rank,
@@ -124,17 +148,26 @@ def _entry(rank: int, architecture: TopArchitecture, interval: Interval | None) 
         "num_parameters": record.num_parameters,
         "metrics": dict(record.metrics),
     }
-    if not architecture.scores:
+    if side is None:
         return entry
     final = {
-        "mean": architecture.mean,
+        "mean": side.mean,
         "posterior_mean": architecture.posterior,
-        "interval": bounds_of(interval),
-        "scores": list(architecture.scores),
-        "test_scores": list(architecture.tests),
+        "interval": None if math.isnan(side.low) else [side.low, side.high],
+        "scores": list(side.scores),
+        "test_scores": list(side.tests),
         "errors": list(architecture.errors),
     }
     return entry | {"final": final}
+
+
+def load_line(candidate: Any, path: Path, *, rank: int, task: GFNTask, has_weights: bool) -> str:
+    """Return the Python that loads a rank of a file with entries: its module, or the candidate where none is known."""
+    kind = type(candidate)
+    entry = f'json.loads(pathlib.Path("{path}").read_text())[{rank}]'
+    graph = f'graph = {kind.__qualname__}.from_dict({entry}["graph"])'
+    line = task.load_line(candidate, path, has_weights=has_weights, rank=rank)
+    return line or f"import json, pathlib; from {kind.__module__} import {kind.__qualname__}; {graph}"
 
 
 def _write_weights(
@@ -148,98 +181,26 @@ def _write_weights(
     return {"weights": {"file": name, "sha256": sha256(content).hexdigest()}} if (folder / name).exists() else {}
 
 
-def complaints(top: Sequence[TopArchitecture]) -> Iterator[str]:
+def complaints(finalists: Sequence[Finalist]) -> Iterator[str]:
     """Yield a line for the first missing test score, and one for the first architecture with failed trainings."""
-    untested = [(rank, each.test_error) for rank, each in enumerate(top) if each.test_error is not None]
+    untested = [each for each in finalists if each.test_error]
     if untested:
         remaining = f" (and of {len(untested) - 1} more)" if len(untested) > 1 else ""
-        yield f"no test score of rank {untested[0][0]}: {untested[0][1]}{remaining}"
-    failed = [(rank, each) for rank, each in enumerate(top) if each.errors]
+        yield f"no test score of rank {untested[0].rank}: {untested[0].test_error}{remaining}"
+    failed = [each for each in finalists if each.errors]
     if failed:
-        rank, first = failed[0]
+        first = failed[0]
         remaining = f" (and some of {counted(len(failed) - 1, 'more rank')})" if len(failed) > 1 else ""
-        counts = f"{len(first.errors)} of {counted(len(first.scores), 'training')} on new seeds failed"
-        yield f"rank {rank}: {counts}: {first.errors[0]}{remaining}"
+        num = len(first.final.scores) if first.final else 0
+        counts = f"{len(first.errors)} of {counted(num, 'training')} on new seeds failed"
+        yield f"rank {first.rank}: {counts}: {first.errors[0]}{remaining}"
 
 
 @dataclass(frozen=True)
 class Leader:
-    """One of the best architectures, or a reference: a row of the closing table and of logs."""
+    """A row of the tables of logs: one of the best architectures, or another candidate of the search."""
 
-    rank: int | None  # None: not among the best
-    score: float  # validation: mean of the new seeds at the end, of the search before
-    num_parameters: int | None
-    search_score: float | None = None  # of the search, at the end
-    origin: str = ""  # of its proposal
-    seconds: float | None = None  # of its training in the search
-    low: float | None = None  # interval of the mean
-    high: float | None = None
-    test_score: float | None = None
-    drawing: str | None = None  # SVG; None for candidates that are no networks
-    words: str = ""  # of the task, or choices as YAML; empty for others
-    load: str = ""  # a line of Python; empty before the end, and for other objects than graphs
-    num_hidden: int | None = None  # nodes of a drawn candidate, at the end
-    num_edges: int | None = None
-
-    @property
-    def interval(self) -> str:
-        """Return the interval as text, empty without one."""
-        return "" if self.low is None or self.high is None else f"[{self.low:.4g}, {self.high:.4g}]"
-
-
-def current_leaders(
-    records: Sequence[EvaluationRecord],
-    *,
-    task: GFNTask,
-    from_dict: Callable[[dict[str, Any]], Any],
-    origins: Mapping[str, str],
-) -> list[Leader]:
-    """Return the rows of evaluations, best first.
-
-    `origins` are those of proposals, by canonical hash.
-    """
-    leaders = []
-    candidates = [from_dict(parse_json(record.graph)) for record in records]
-    rows = zip(records, candidates, task.settings(candidates), strict=True)
-    for rank, (record, candidate, settings) in enumerate(rows):
-        network = task.network(candidate)
-        drawing = None if network is None else to_svg(network)
-        words = task.words(candidate) or ("" if drawing else settings)
-        searched = record.score, origins.get(record.hash, ""), record.seconds
-        leaders.append(Leader(rank, record.score, record.num_parameters, *searched, drawing=drawing, words=words))
-    return leaders
-
-
-def final_leaders(folder: Path) -> list[Leader]:
-    """Return the rows of top_architectures.json in a run folder; none without that file."""
-    path = folder / TOP_NAME
-    return [leader_of(entry, path) for entry in read_entries(path)[0]] if path.exists() else []
-
-
-def leader_of(entry: Mapping[str, Any], path: Path) -> Leader:
-    """Return the row of an entry of the file at a path, or of references.json."""
-    rank, final = entry.get("rank"), entry.get("final") or {}
-    low, high = final.get("interval") or entry.get("interval") or (None, None)
-    if rank is None:
-        figures = {"low": low, "high": high, "test_score": entry["test_score"]}
-        words = full_name(entry["name"], entry.get("measure", ""))
-        return Leader(None, entry["mean"], entry["num_parameters"], words=words, load=entry["load"], **figures)
-    picture = path.parent / PICTURES_NAME / f"rank_{rank}.svg"
-    is_loadable = "module" in entry or (picture.exists() and "network" not in entry)
-    arguments = f"rank={rank}" if "weights" in entry else f"rank={rank}, weights=False"
-    words, data = entry.get("words", ""), entry.get("network") or entry["graph"]
-    words = words or ("" if picture.exists() else entry.get("choices", ""))
-    hidden = [n for n in data["nodes"] if n.get("node_type", NodeType.HIDDEN.value) == NodeType.HIDDEN.value]
-    return Leader(
-        rank=rank,
-        score=final.get("mean", entry["validation_score"]),
-        num_parameters=entry["num_parameters"],
-        low=low,
-        high=high,
-        test_score=entry["test_score"],
-        drawing=picture.read_text(encoding="utf-8") if picture.exists() else None,
-        words=words,
-        load=f'gflownet.load("{path}", {arguments})' if is_loadable else "",
-        num_hidden=None if words else len(hidden),
-        num_edges=None if words else len(data["edges"]),
-    )
+    finalist: Finalist
+    drawing: str | None  # SVG; None for candidates that are no networks
+    origin: str  # of its proposal
+    seconds: float  # of its training in the search

@@ -1,11 +1,11 @@
-"""Closing report of a run: change of the mean score, best architectures, Pareto front, failed evaluations."""
+"""Closing report of a run: the files of its best architectures, and its results as lines and tables."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gflownet.cli.console import print_line
-from gflownet.errors import UserError, counted, printable
+from gflownet.errors import counted, printable
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store.evaluations import EvaluationRecord
@@ -30,37 +30,28 @@ from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.report.architectures import (
     PICTURES_NAME,
     TOP_NAME,
-    Leader,
     as_json,
     complaints,
     described_in_words,
-    leader_of,
     with_translation,
     write_top_architectures,
 )
-from gflownet.report.references import write_references
+from gflownet.report.references import compare_references
+from gflownet.report.results import Comparison, Finalist, FinalResults, Front, Results, SearchResults, Side
 from gflownet.report.verdict import (
-    COMPARED,
     HYPERVOLUME,
-    Comparison,
-    comparisons_of,
+    NO_BREAK,
+    PLUS_MINUS,
+    comparison_rows,
+    full_name,
     random_note,
-    side_of,
+    sampler_lines,
+    side_words,
     spent_line,
     summary_of,
 )
 
 FRONT_NAME = "pareto_front.json"
-
-
-@dataclass(frozen=True)
-class ParetoFront:
-    """The evaluations that no other evaluation dominates, best in the first objective first."""
-
-    objectives: tuple[str, ...]
-    values: Sequence[Sequence[float]]  # [N, K] measured objectives
-    hypervolume: float  # of the utilities, above the origin
-    num_evaluated: int
 
 
 def write_pareto_front(
@@ -69,7 +60,7 @@ def write_pareto_front(
     *,
     task: GFNTask,
     write: Callable[[Path, bytes | str], None] = write_whole,
-) -> ParetoFront:
+) -> Front:
     """Write the front as data for gflownet.load, and return it."""
     objectives = task.chosen_objectives
     utilities = np.array([utilities_of(record, task=task) for record in records])
@@ -94,67 +85,82 @@ def write_pareto_front(
         )
     ]
     write(folder / FRONT_NAME, as_json(entries))
-    values = np.array([[record.metrics[name] for name in objectives] for record in records])
-    return ParetoFront(objectives, values[order].tolist(), hypervolume(utilities[is_on_front]), len(records))
+    values = tuple(tuple(records[i].metrics[name] for name in objectives) for i in order)
+    directions = tuple(task.directions()[name] for name in objectives)
+    return Front(tuple(objectives), directions, values, hypervolume(utilities[is_on_front]), len(records))
 
 
 NUM_WRITTEN = 3  # programs or choices printed, of the first ranks
 NUM_FAILURE_KINDS = 5  # kinds of failed evaluations printed
 
 
-def report_run(
+def write_final(
     folder: Path,
     top: Sequence[TopArchitecture],
     *,
     task: GFNTask,
     terminal_type: Any,
-    score_means: Sequence[float],
-    errors: Counter[str],
-    console: Console,
     final: FinalStage | None = None,
     evaluated: Sequence[EvaluationRecord] = (),
-    num_successful: int = 0,
-    spent: Iterable[EvaluationRecord] = (),
     write: Callable[[Path, bytes | str], None] = write_whole,
-) -> list[UserError]:
-    """Write and print the best architectures (and the Pareto front); return the errors of unwritten files.
+) -> FinalResults:
+    """Write the best architectures, the best random ones and the Pareto front, and return their figures.
 
-    `top` are best first, and `final` is the stage that has measured them. `errors` has the number of failed evaluations
-    by kind; `evaluated` are, with several objectives, all successful evaluations; `num_successful` includes those above
-    a limit; `spent` are all evaluations of the run. `write` raises UserError for a file that it cannot write.
+    `top` are best first, and `final` is the stage that has measured them; `evaluated` are all successful evaluations.
     """
-    write_errors, report_line = list[UserError](), partial(print_line, console)
+    files: dict[str, Any] = {"task": task, "from_dict": terminal_type.from_dict, "write": write}
+    finalists = write_top_architectures(folder, top, **files, sizes=None if final is None else final.sizes)
+    comparisons, random = ((), ()) if final is None else compare_references(folder, final, finalists, **files)
+    has_front = bool(task.chosen_objectives and evaluated)
+    results = FinalResults(
+        finalists,
+        random,
+        comparisons,
+        write_pareto_front(folder, evaluated, task=task, write=write) if has_front else None,
+        steps=tuple(_next_lines(folder, top, task, terminal_type)),
+        has_limits=bool(task.limits),
+    )
+    if final is None:
+        return results
+    length = "" if final.fidelity is None else counted(final.fidelity, task.fidelity_unit.removesuffix("s"))
+    return replace(
+        results,
+        has_trainings=True,
+        cost=final.sizes.metric if final.sizes else "",
+        length=length,
+        correlation=final.correlation,
+        is_stopped=final.is_stopped,
+        is_complete=final.is_complete,
+        notes=final.notes,
+    )
 
-    def attempt(path: Path, content: bytes | str) -> None:
-        try:
-            write(path, content)
-        except UserError as error:
-            write_errors.append(error)
 
-    files: dict[str, Any] = {"task": task, "from_dict": terminal_type.from_dict, "write": attempt}
-    entries = write_top_architectures(folder, top, **files, sizes=None if final is None else final.sizes)
-    references = [] if final is None else write_references(folder, final, **files)
-    best = side_of("rank 0", entries[0].get("final") or {}) if entries else None
-    if comparisons := comparisons_of(best, (side_of(each["name"], each) for each in references)):
-        print_comparisons(comparisons, console)
-    for line in (_mean_line(score_means), *complaints(top)):
+def print_results(results: Results, folder: Path, console: Console) -> None:
+    """Print the comparisons, the best architectures, how to use them, the Pareto front and the sampler of a run."""
+    report_line, final = partial(print_line, console), results.final or FinalResults()
+    if final.comparisons:
+        print_comparisons(final.comparisons, console, metric=results.metric)
+    for line in (_mean_line(results.search), *complaints(final.finalists)):
         report_line(line)
-    scored = [*entries, *(each for each in references if each.get("measure") != HYPERVOLUME)]
-    if leaders := [leader_of(entry, folder / TOP_NAME) for entry in scored]:
-        print_leaders(leaders, console)
-    elif task.limits and num_successful:
-        report_line(f"no architecture is within evaluation.constraints, {num_successful} could be evaluated")
+    if final.finalists:
+        references = [each.reference for each in final.comparisons if each.reference.measure != HYPERVOLUME]
+        print_best([*final.finalists, *map(_row_of, references)], console)
+    elif final.has_limits and final.num_successful:
+        report_line(f"no architecture is within evaluation.constraints, {final.num_successful} could be evaluated")
     else:
         report_line("no architecture could be evaluated")
-    notes = [] if final is None else [*_captions(final, unit=task.fidelity_unit, name=task.score_name), *final.notes]
-    for line in [*notes, *_next_lines(folder, top, task, terminal_type)]:
+    for line in [*_captions(final, name=results.score), *final.notes, *final.steps]:
         report_line(line)
-    if evaluated:
-        report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
-    for line in (spent_line(spent), f"everything about this run: {folder}", _failure_line(errors)):
-        if line:
-            report_line(line)
-    return write_errors
+    if (front := final.front) is not None:
+        names = [f"{name} ({direction})" for name, direction in zip(front.objectives, front.directions, strict=True)]
+        print_front(names, front.values, console=console)
+        volume = f"hypervolume {front.hypervolume:.4f}: {folder / FRONT_NAME}"
+        report_line(f"{len(front.values)} of {front.num_evaluated} are on the front, {volume}")
+    lines = [spent_line(final.spent), f"everything about this run: {folder}", _failure_line(final.failures)]
+    lines += [results.search.end] if results.search else []
+    lines += sampler_lines(results.sampler) if results.sampler else []
+    for line in filter(None, lines):
+        report_line(line)
 
 
 def _next_lines(folder: Path, top: Sequence[TopArchitecture], task: GFNTask, terminal_type: Any) -> Iterator[str]:
@@ -178,39 +184,42 @@ def _next_lines(folder: Path, top: Sequence[TopArchitecture], task: GFNTask, ter
     yield from (f"rank {place % len(best)}: {text}" for place, text in enumerate(written) if text)
 
 
-def _failure_line(errors: Counter[str]) -> str:
-    if not errors:
+def _failure_line(failures: Mapping[str, int]) -> str:
+    if not failures:
         return ""
-    kinds = [f"{times} x {kind}" for kind, times in errors.most_common(NUM_FAILURE_KINDS)]
-    if len(errors) > len(kinds):
-        kinds.append(counted(len(errors) - len(kinds), "more kind"))
-    return f"failed evaluations: {errors.total()} ({'; '.join(kinds)})"
+    kinds = [f"{times} x {kind}" for kind, times in Counter(failures).most_common(NUM_FAILURE_KINDS)]
+    if len(failures) > len(kinds):
+        kinds.append(counted(len(failures) - len(kinds), "more kind"))
+    return f"failed evaluations: {sum(failures.values())} ({'; '.join(kinds)})"
 
 
-def _mean_line(score_means: Sequence[float]) -> str:
-    if not score_means:
+def _mean_line(search: SearchResults | None) -> str:
+    if search is None or not search.num_steps:
         return "mean score of sampled architectures: none, no step is complete"
-    tenth = max(1, len(score_means) // 10)
-    first, last = sum(score_means[:tenth]) / tenth, sum(score_means[-tenth:]) / tenth
+    tenth = max(1, search.num_steps // 10)
     start, end = ("first step", "last") if tenth == 1 else (f"first {tenth} steps", f"last {tenth}")
-    return f"mean score of sampled architectures: {first:.3f} in the {start}, {last:.3f} in the {end}"
+    means = f"{search.first_mean:.3f} in the {start}, {search.last_mean:.3f} in the {end}"
+    return f"mean score of sampled architectures: {means}"
 
 
-def _captions(final: FinalStage, *, unit: str, name: str) -> Iterator[str]:
-    """Yield the meaning of the figures in the table: scores with a name; `unit` is that of the length of a training."""
-    if not any(architecture.scores for architecture in final.top):
+def _captions(final: FinalResults, *, name: str) -> Iterator[str]:
+    """Yield the meaning of the figures in the table: scores with a name."""
+    if not final.has_trainings or not final.finalists:
+        return
+    numbers = sorted({len(each.final.scores) for each in final.finalists if each.final is not None})
+    if not numbers:
         yield "no architecture was trained on a new seed: the scores are those of the search, too high for the best"
         return
-    length = "" if final.fidelity is None else f" of {counted(final.fidelity, unit.removesuffix('s'))}"
-    numbers = sorted({len(architecture.scores) for architecture in final.top if architecture.scores})
+    length = f" of {final.length}" if final.length else ""
     number = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     seeds = counted(1, "new seed") if numbers == [1] else f"{number} new seeds"
-    search_score = f"{final.top[0].record.score:.4f}"
+    search_score = f"{final.finalists[0].score:.4f}"
     metric = "" if name in ("score", "accuracy") else f"{name}, "
     yield f"validation, test: {metric}means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
     yield "ranks: by the posterior mean, which combines the search and the new seeds"
     if numbers != [1]:
-        ranks = f" that hold for all {len(final.top)} ranks at once, so also for the best" if len(final.top) > 1 else ""
+        num = len(final.finalists)
+        ranks = f" that hold for all {num} ranks at once, so also for the best" if num > 1 else ""
         yield f"±: 95 % intervals{ranks}; a reference has its own"
     if final.correlation is not None:
         yield f"rank correlation of the finalists in the search and in these trainings: {final.correlation:.2f}"
@@ -220,70 +229,61 @@ def _captions(final: FinalStage, *, unit: str, name: str) -> Iterator[str]:
         yield "the final stage was interrupted: no references"
 
 
-def _report_front(
-    folder: Path,
-    evaluated: Sequence[EvaluationRecord],
-    *,
-    task: GFNTask,
-    console: Console,
-    write: Callable[[Path, bytes | str], None],
-) -> str:
-    front = write_pareto_front(folder, evaluated, task=task, write=write)
-    directions = task.directions()
-    print_front([f"{name} ({directions[name]})" for name in front.objectives], front.values, console=console)
-    return (
-        f"{len(front.values)} of {front.num_evaluated} are on the front, hypervolume {front.hypervolume:.4f}: "
-        f"{folder / FRONT_NAME}"
-    )
-
-
-# Terminal width for hidden nodes and edges.
-_SIZES_WIDTH = 100
 # Maximum number of rows of a front's table, and of characters of choices.
 _MAX_FRONT_ROWS, _MAX_WORDS = 20, 120
 
 
-def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> None:
+def print_comparisons(comparisons: Sequence[Comparison], console: Console, *, metric: str = "") -> None:
     """Print all verdicts in a sentence, and a row for each."""
-    words = summary_of(comparisons)
-    print_line(console, f"{words[:1].upper()}{words[1:]}.")
-    table = Table(box=box.SIMPLE_HEAD)
-    for header in COMPARED:
-        table.add_column(header, overflow="fold")
-    for each in comparisons:
-        table.add_row(*(Text(printable(cell)) for cell in each.cells))
-    console.print(table)
+    header, rows = comparison_rows(comparisons, metric=metric)
+    if rows:
+        words = summary_of(comparisons, metric=metric)
+        print_line(console, f"{words[:1].upper()}{words[1:]}.")
+        table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+        cells = list[list[str]]()
+        for name, *figures, verdict in ([printable(cell) for cell in row] for row in rows):
+            whole = [
+                figure.replace(f" {PLUS_MINUS}", f"{NO_BREAK}{PLUS_MINUS}").replace(", ", f",{NO_BREAK}")
+                for figure in figures
+            ]
+            cells.append([name, *whole, verdict.replace(" ", NO_BREAK).replace(f"{NO_BREAK}(", " (")])
+        columns = list(zip(header, *cells, strict=True))
+        longest = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
+        spare = console.width - sum(longest) - len(columns) - 1
+        for column, width in zip(columns, longest, strict=True):  # no word is cut where all fit
+            extra = max(0, min(spare, max(map(len, column[1:])) - width))
+            table.add_column(column[0], width=width + extra)
+            spare -= extra
+        for row in cells:
+            table.add_row(*map(Text, row))
+        console.print(table)
     if note := random_note(comparisons):
         print_line(console, note)
 
 
-def print_leaders(leaders: Sequence[Leader], console: Console) -> None:
-    """Print the table of the best architectures, then references; sizes of graphs where there is room for them."""
-    table = _leader_table(leaders, has_sizes=any(each.num_hidden is not None for each in leaders))
-    widest = console.measure(table, options=console.options.update(width=1_000)).maximum
-    if console.width < min(widest, _SIZES_WIDTH):
-        table = _leader_table(leaders, has_sizes=False)
-    console.print(table)
+def _row_of(side: Side) -> Finalist:
+    """Return the row of a reference."""
+    further: dict[str, Any] = {"num_parameters": side.num_parameters, "test_score": side.test_score}
+    return Finalist(None, side.mean, final=side, words=full_name(side), **further)
 
 
-def _leader_table(leaders: Sequence[Leader], *, has_sizes: bool) -> Table:
+def print_best(rows: Sequence[Finalist], console: Console) -> None:
+    """Print the table of the best architectures, then references."""
     table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("rank", "validation", "test", "parameters", *(("hidden", "edges") if has_sizes else ())):
+    for header in ("rank", "validation", "test", "parameters"):
         table.add_column(header, justify="right", no_wrap=True)
-    is_picture = leaders[0].num_hidden is not None and all(each.rank is not None for each in leaders)
-    table.add_column("picture" if is_picture else "architecture", overflow="fold")
-    for each, following in zip_longest(leaders, leaders[1:]):
-        margin = "" if each.low is None or each.high is None else f" ± {(each.high - each.low) / 2:.4f}"
+    table.add_column("architecture", overflow="fold")
+    for each, following in zip_longest(rows, rows[1:]):
+        score = f"{each.score:.4f}" if each.final is None else side_words(each.final)
         test = "-" if each.test_score is None else f"{each.test_score:.4f}"
-        cells = [_count(each.rank), f"{each.score:.4f}{margin}", test, _count(each.num_parameters)]
-        cells += [_count(each.num_hidden), _count(each.num_edges)] if has_sizes else []
-        shown = each.words or ("-" if each.drawing is None else f"rank_{each.rank}.svg")
+        shown = each.shown or each.picture or "-"
         if len(shown) > _MAX_WORDS:
             start = shown[: _MAX_WORDS - 1]
             shown = f"{start.rpartition(', ')[0] or start}, …"
         is_last_rank = each.rank is not None and following is not None and following.rank is None
-        table.add_row(*cells, Text(printable(shown)), end_section=is_last_rank)
-    return table
+        cells = _count(each.rank), score, test, _count(each.num_parameters), Text(printable(shown))
+        table.add_row(*cells, end_section=is_last_rank)
+    console.print(table)
 
 
 def _count(number: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Reference results on the same data: the best of some random architectures, and the task's own reference.
+"""The run against the best of some random architectures, and against the task's own references.
 
 With two objectives random architectures are compared within caps of the cost, and by the hypervolume of their front.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,65 +16,59 @@ import numpy as np
 
 from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture
-from gflownet.evaluation.task import GFNTask, Reference, Score
+from gflownet.evaluation.task import GFNTask, Score
 from gflownet.metrics.statistics import LEVEL, Interval, hypervolume, simultaneous_intervals, standard_errors
-from gflownet.report.architectures import as_json, bounds_of, entries_of, final_intervals
-from gflownet.report.verdict import HYPERVOLUME
+from gflownet.report.architectures import as_json, entries_of, final_sides, finalist_of, load_line, side_of
+from gflownet.report.results import Comparison, Finalist, Side
+from gflownet.report.verdict import HYPERVOLUME, comparisons_of
 
 _NUM_DRAWS = 1_000  # of the mean scores of a front
-REFERENCES_NAME = "references.json"
 RANDOM_NAME = "random_architecture.json"  # the best random architecture, as an entry of top_architectures.json
 
 
-def write_references(
+def compare_references(
     folder: Path,
     final: FinalStage,
+    finalists: Sequence[Finalist],
     *,
     task: GFNTask,
     from_dict: Callable[[dict[str, Any]], Any],
     write: Callable[[Path, bytes | str], None],
-) -> list[dict[str, Any]]:
-    """Write the references with scores and return their entries; the best random architecture has a line to load it.
-
-    An architecture without a module is loaded as node-link data.
-    """
-    top, random, sizes = final.top, final.random_top, final.sizes
-    if sizes is None:
-        entries, random = list[dict[str, Any]](), random[:1]
-        pairs = [(0, {}) for best in random if best.scores]
-    else:
-        entries, pairs = _front_entries(final, task, sizes), _compared(top, random, sizes)
-    intervals, places = final_intervals(random, sizes), list(dict.fromkeys(place for place, _ in pairs))
-    best = [random[place] for place in places], [intervals[place] for place in places]
-    saved = entries_of(folder, *best, prefix="random", task=task, from_dict=from_dict, write=write)
-    for place, further in pairs:
-        each, rank, path = random[place], places.index(place), folder / RANDOM_NAME
-        code = f'import json, pathlib; graph = json.loads(pathlib.Path("{path}").read_text())[{rank}]["graph"]'
-        graph, has_weights = from_dict(json.loads(each.record.graph)), "weights" in saved[rank]
-        code = task.load_line(graph, path, has_weights=has_weights, rank=rank) or code
-        tests = [test for test in each.tests if test is not None]
-        reference = Reference(_name_of_random(final), each.scores, tests, each.record.num_parameters, code)
-        entries.append(_entry(reference, intervals[place] or simultaneous_intervals([each.scores])[0]) | further)
-    entries += [_entry(reference, *simultaneous_intervals([reference.validation])) for reference in final.references]
-    write(folder / REFERENCES_NAME, as_json(entries))
+) -> tuple[tuple[Comparison, ...], tuple[Finalist, ...]]:
+    """Return the comparisons, and the random finalists; write the best random architectures as data to load."""
+    random, sizes = final.random_top, final.sizes
+    sides = final_sides(random, sizes, task=task, name=_name_of_random(final))
+    best = [(0, "", None)] if random and sides[0] is not None else []
+    pairs = list[tuple[Side, Side | None]]()
+    if sizes is not None:
+        best = list(_within_caps(final.top, finalists, random, sizes))
+        pairs += _fronts(final, task, sizes)
+    places = list(dict.fromkeys(place for place, *_ in best))
+    chosen = [random[place] for place in places]
+    known = [sides[place] for place in places]
+    saved = entries_of(folder, chosen, known, prefix="random", task=task, from_dict=from_dict, write=write)
     if saved:
         write(folder / RANDOM_NAME, as_json(saved))
-    return entries
+    for place, measure, own in best:
+        rank, side, graph = places.index(place), sides[place], from_dict(json.loads(random[place].record.graph))
+        code = load_line(graph, folder / RANDOM_NAME, rank=rank, task=task, has_weights="weights" in saved[rank])
+        pairs += [] if side is None else [(replace(side, load=code, measure=measure), own)]
+    for each in final.references:
+        (interval,) = simultaneous_intervals([each.validation])
+        side = side_of(each.name, interval, each.validation, each.test, task=task)
+        pairs.append((replace(side, num_parameters=each.num_parameters, load=each.code), None))
+    raced = tuple(finalist_of(rank, *each) for rank, each in enumerate(zip(random, sides, strict=True)))
+    return comparisons_of(finalists[0].final if finalists else None, pairs), raced
 
 
-def _compared(
-    top: Sequence[TopArchitecture], random: Sequence[TopArchitecture], sizes: Sizes
-) -> list[tuple[int, dict[str, Any]]]:
-    """Return the place of the best random architecture within each cap, with the cap and the best of the run."""
-    intervals, pairs = final_intervals(top, sizes), list[tuple[int, dict[str, Any]]]()
-    for cap in sizes.caps:
-        rank, place = sizes.best(top, cap), sizes.best(random, cap)
+def _within_caps(
+    top: Sequence[TopArchitecture], finalists: Sequence[Finalist], random: Sequence[TopArchitecture], sizes: Sizes
+) -> Iterator[tuple[int, str, Side | None]]:
+    """Yield the place of the best random architecture within each cap, with the cap and the best of the run."""
+    pairs = {(sizes.best(top, cap), sizes.best(random, cap)): cap for cap in reversed(sizes.caps)}  # each once
+    for (rank, place), cap in reversed(pairs.items()):
         if rank is not None and place is not None:
-            measure = f"at most {cap:,.6g} {sizes.metric.replace('_', ' ')}"
-            own = {"name": f"rank {rank}", "mean": top[rank].mean, "interval": bounds_of(intervals[rank])}
-            own |= {"scores": list(top[rank].scores)}
-            pairs.append((place, {"measure": measure, "own": own}))
-    return pairs
+            yield place, f"at most {cap:,.6g} {sizes.metric.replace('_', ' ')}", finalists[rank].final
 
 
 def _name_of_random(final: FinalStage) -> str:
@@ -84,14 +79,14 @@ def _name_of_random(final: FinalStage) -> str:
     return name.removesuffix(",")
 
 
-def _front_entries(final: FinalStage, task: GFNTask, sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the hypervolume of the front of random finalists beside that of the run's; none without either."""
+def _fronts(final: FinalStage, task: GFNTask, sizes: Sizes) -> list[tuple[Side, Side | None]]:
+    """Return the hypervolume of the front of random finalists with that of the run's; none without either."""
     own, random = (front_volume(each, task, sizes) for each in (final.top, final.random_top))
     if own is None or random is None:
         return []
-    side = {"name": "the run's front", "mean": own.value, "interval": bounds_of(own)}
     name = f"the front of {counted(final.num_random, 'random architecture')}"
-    return [_entry(Reference(name, [], [], None, ""), random) | {"measure": HYPERVOLUME, "own": side}]
+    front, other = (side_of(text, each, (), (), task=task) for text, each in (("the run's front", own), (name, random)))
+    return [(replace(other, measure=HYPERVOLUME), front)]
 
 
 def front_volume(architectures: Sequence[TopArchitecture], task: GFNTask, sizes: Sizes) -> Interval | None:
@@ -117,17 +112,3 @@ def front_volume(architectures: Sequence[TopArchitecture], task: GFNTask, sizes:
     low, high = np.quantile(volumes, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     margin = (high - low) / 2  # around the estimate: noise alone makes the front of many drawn means larger
     return Interval(value, value - margin, value + margin)
-
-
-def _entry(reference: Reference, interval: Interval) -> dict[str, Any]:
-    tests: Sequence[float] = reference.test
-    return {
-        "name": reference.name,
-        "mean": interval.value,
-        "interval": bounds_of(interval),
-        "scores": list(reference.validation),
-        "test_score": sum(tests) / len(tests) if tests else None,
-        "test_scores": list(tests),
-        "num_parameters": reference.num_parameters,
-        "load": reference.code,
-    }

@@ -1,10 +1,9 @@
-"""The winner of a run in words: rank 0, random architectures or a standard method. Imports no torch."""
+"""The results of a run in words: against random architectures and standard methods, and the sampler. No torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -12,167 +11,143 @@ from gflownet.cli.console import duration
 from gflownet.errors import counted
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.rows import EvaluationRecord
+from gflownet.pictures.chart import number_text
+from gflownet.report.results import Comparison, Results, SamplerResults, Side, Spent
 
 PLUS_MINUS, NO_BREAK = "\N{PLUS-MINUS SIGN}", "\N{NO-BREAK SPACE}"
 HYPERVOLUME = "hypervolume on new seeds"  # a measure of fronts in place of scores
+MIN_SEEDS = 3  # of each side, for a verdict
+BETTER, NOT_SEPARATED, WORSE, TOO_FEW = "better", "not separated", "worse", "too few seeds"
+ENDS = {BETTER: "than", NOT_SEPARATED: "from", WORSE: "than", TOO_FEW: "against"}
 
 
-@dataclass(frozen=True)
-class Side:
-    """Mean score of an architecture or a standard method on new seeds."""
+def compared(own: Side | None, reference: Side) -> Comparison:
+    """Return the difference of two means, and whether its 95 % interval leaves out 0.
 
-    name: str
-    mean: float
-    low: float  # ends of its 95 % interval; NaN for a single seed
-    high: float
-    load: str = ""  # line of Python; empty: none
-    measure: str = ""  # a cap, or the hypervolume; empty: of the best architectures without a cap
-    own: Side | None = None  # of the run by this measure; None: its best architecture
-    num: int = 0  # trainings; 0: unknown, or those of several architectures
-
-    @property
-    def words(self) -> str:
-        """Return mean and interval."""
-        return f"{self.mean:.4f}{_margin_words(self.half_width)}"
-
-    @property
-    def half_width(self) -> float:
-        """Return half the width of the interval, NaN without one."""
-        return (self.high - self.low) / 2
-
-    def margin(self, other: Side) -> float:
-        """Return half the 95 % interval of the difference of two means, NaN where one has no interval.
-
-        The root of the sum of squares of both halves: with Student's t of each side at least as wide as the interval
-        with Welch's degrees of freedom, which are not fewer than those of the smaller side (Welch 1947).
-        """
-        return math.hypot(self.high - self.low, other.high - other.low) / 2
-
-    def is_apart(self, other: Side) -> bool:
-        """Return whether the interval of the difference leaves out 0; an unknown one does not."""
-        return abs(self.mean - other.mean) > self.margin(other)
+    Half the interval is the root of the sum of squares of both halves: with Student's t of each side at least as wide
+    as the interval with Welch's degrees of freedom, which are not fewer than those of the smaller side (Welch 1947).
+    """
+    if own is None:
+        return Comparison(reference)
+    gain, margin = own.mean - reference.mean, math.hypot(own.margin, reference.margin)
+    num, num_needed = min(len(own.scores), len(reference.scores)), 0
+    verdict = judged(gain, margin, num if reference.measure != HYPERVOLUME else MIN_SEEDS)
+    if verdict == NOT_SEPARATED and gain and math.isfinite(margin):
+        # Trainings that separate a difference like this one in at least 4 of 5 runs. Of a normal difference d with the
+        # standard error s of n trainings, n (1.96 + .84)^2 s^2 / d^2 (Lehr 1992). The interval of few trainings is
+        # wider than 1.96 s: fewer are enough.
+        num_needed = math.ceil(num * _POWER * (margin / gain) ** 2)
+    return Comparison(reference, own, gain, margin, verdict, num_needed)
 
 
-def _short(value: float, margin: float, *, sign: str = "") -> str:
-    margin_words = "" if math.isnan(margin) else f"{NO_BREAK}{PLUS_MINUS}{NO_BREAK}{margin:.3f}"
-    return f"{value:{sign}.3f}{margin_words}"
+def judged(difference: float, margin: float, num: int) -> str:
+    """Return the verdict on a difference with half its 95 % interval, of a number of seeds of each side."""
+    if num < MIN_SEEDS:
+        return TOO_FEW
+    if not abs(difference) > margin:
+        return NOT_SEPARATED
+    return BETTER if difference > 0 else WORSE
 
 
-def _margin_words(margin: float) -> str:
-    return "" if math.isnan(margin) else f" {PLUS_MINUS} {margin:.4f}"
-
-
-def side_of(name: str, entry: Mapping[str, Any]) -> Side | None:
-    """Return mean and interval of an entry of references.json, or of a rank's final stage; None without a mean."""
-    own = entry.get("own")
-    further: dict[str, Any] = {"load": str(entry.get("load") or ""), "measure": str(entry.get("measure") or "")}
-    further |= {"own": side_of(str(own.get("name")), own) if isinstance(own, Mapping) else None}
-    further |= {"num": len(entry.get("scores") or ())}
-    match entry.get("mean"), entry.get("interval"):
-        case (int() | float() as mean, [int() | float() as low, int() | float() as high]):
-            return Side(name, mean, low, high, **further)
-        case (int() | float() as mean, _):
-            return Side(name, mean, math.nan, math.nan, **further)
-    return None
-
-
-def full_name(name: str, measure: str) -> str:
-    """Return the name of a reference with its measure, if it has one; `random_note` describes random search."""
-    name = RANDOM if is_random(name) else name
-    return f"{name}, {measure}" if measure else name
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The run against a reference."""
-
-    own: Side
-    reference: Side
-
-    @property
-    def gain(self) -> float:
-        """Return the mean of the run minus the mean of the reference."""
-        return self.own.mean - self.reference.mean
-
-    @property
-    def verdict(self) -> str:
-        """Return better, worse or not separated: the 95 % interval of the difference leaves out 0, or it does not."""
-        if not self.own.is_apart(self.reference):
-            return "not separated"
-        return "better" if self.gain > 0 else "worse"
-
-    @property
-    def num_needed(self) -> int:
-        """Return trainings of each side that separate a difference like this one in at least 4 of 5 runs; 0: unknown.
-
-        Of a normal difference d with the standard error s of n trainings, n (1.96 + .84)^2 s^2 / d^2 (Lehr 1992). The
-        interval of few trainings is wider than 1.96 s: fewer are enough.
-        """
-        num, margin = min(self.own.num, self.reference.num), self.own.margin(self.reference)
-        if not num or not self.gain or math.isnan(margin) or self.own.is_apart(self.reference):
-            return 0
-        return math.ceil(num * _POWER * (margin / self.gain) ** 2)
-
-    @property
-    def words(self) -> str:
-        """Return the verdict, with the number of trainings that would give another one."""
-        if not (num := self.num_needed):
-            return self.verdict
-        number = f"at most {num}" if num <= _MOST_TRAININGS else f"more than {_MOST_TRAININGS}"
-        return f"{self.verdict} ({number})"
-
-    @property
-    def line(self) -> str:
-        """Return measure, verdict, both sides and their difference."""
-        start = f"{self.reference.measure}: " if self.reference.measure else ""
-        sides = " against ".join(f"{each.name} ({each.words})" for each in (self.own, self.reference))
-        return f"{start}{self.verdict}: {sides}, difference {self.difference}"
-
-    @property
-    def difference(self) -> str:
-        """Return the difference with its 95 % interval."""
-        return f"{self.gain:+.4f}{_margin_words(self.own.margin(self.reference))}"
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Return a row under COMPARED."""
-        name, margin = self.reference.measure or full_name(self.reference.name, ""), self.own.margin(self.reference)
-        figures = (_short(each.mean, each.half_width) for each in (self.own, self.reference))
-        return name, *figures, _short(self.gain, margin, sign="+"), self.words
-
-    @property
-    def is_random(self) -> bool:
-        """Return whether the reference are random architectures."""
-        return is_random(self.reference.name)
-
-
+_ROUNDING = 1e-6
 _POWER, _MOST_TRAININGS = ((1.96 + 0.84) / 1.96) ** 2, 99
 RANDOM = "random search"
 COMPARED = ("compared by", "this run", "reference", "difference", "this run is (seeds to separate)")
 
 
-def comparisons_of(best: Side | None, references: Iterable[Side | None]) -> list[Comparison]:
-    """Return a comparison for every reference: those with a measure, then the others from the best to the worst."""
-    known = [each for each in references if each is not None]
-    known.sort(key=lambda each: (not each.measure, 0.0 if each.measure else -each.mean))
-    return [] if best is None else [Comparison(each.own or best, each) for each in known]
+def score_text(value: float, *, digits: int = 4) -> str:
+    """Return a score with a number of decimals, or four digits where it is far from 1."""
+    return f"{value:.{digits}f}" if abs(value) < 10 and (round(value, 2) or not value) else number_text(value)
 
 
-def summary_of(comparisons: Sequence[Comparison]) -> str:
+def side_words(side: Side, *, digits: int = 4) -> str:
+    """Return a mean with half its interval, or with its ends where the range of scores cuts it."""
+    if side.high - side.low < 2 * side.margin * (1 - _ROUNDING):
+        low, high = (score_text(end, digits=digits) for end in (side.low, side.high))
+        return f"{score_text(side.mean, digits=digits)} [{low}, {high}]"
+    return score_text(side.mean, digits=digits) + _margin_words(side.margin, digits=digits)
+
+
+def _margin_words(margin: float, *, digits: int) -> str:
+    return "" if math.isnan(margin) else f" {PLUS_MINUS} {_small(margin, digits=digits)}"
+
+
+def _small(value: float, *, digits: int) -> str:
+    text = f"{value:.{digits}f}"
+    return text if value < 10 and (not value or float(text)) else number_text(value)
+
+
+def _difference_words(comparison: Comparison, *, digits: int) -> str:
+    return f"{comparison.difference:+.{digits}f}{_margin_words(comparison.margin, digits=digits)}"
+
+
+def full_name(side: Side) -> str:
+    """Return the name of a reference with its measure, if it has one; `random_note` describes random search."""
+    name = RANDOM if is_random(side) else side.name
+    return f"{name}, {side.measure}" if side.measure else name
+
+
+def verdict_words(comparison: Comparison) -> str:
+    """Return the verdict, with the number of trainings that would give another one."""
+    if comparison.verdict == TOO_FEW and comparison.own is not None:
+        num = min(len(comparison.own.scores), len(comparison.reference.scores))
+        return f"{TOO_FEW} ({num}; at least {MIN_SEEDS})"
+    if not (num := comparison.num_needed):
+        return comparison.verdict
+    number = f"at most {num}" if num <= _MOST_TRAININGS else f"more than {_MOST_TRAININGS}"
+    return f"{comparison.verdict} ({number})"
+
+
+def verdict_line(comparison: Comparison) -> str:
+    """Return measure, verdict, both sides and their difference."""
+    own, reference = comparison.own, comparison.reference
+    if own is None:
+        return ""
+    start = f"{reference.measure}: " if reference.measure else ""
+    sides = " against ".join(f"{each.name} ({side_words(each)})" for each in (own, reference))
+    return f"{start}{comparison.verdict}: {sides}, difference {_difference_words(comparison, digits=4)}"
+
+
+def comparison_rows(comparisons: Sequence[Comparison], *, metric: str = "") -> tuple[list[str], list[list[str]]]:
+    """Return the header and rows of the comparison; `metric` is the measured figure behind the score, if another."""
+    rows = list[list[str]]()
+    for each in comparisons:
+        if (own := each.own) is None:
+            continue
+        figures = [*(side_words(side, digits=3) for side in (own, each.reference)), _difference_words(each, digits=3)]
+        figures = [words.replace(f"{PLUS_MINUS} ", f"{PLUS_MINUS}{NO_BREAK}") for words in figures]
+        rows.append([each.reference.measure or full_name(each.reference), *figures, verdict_words(each)])
+        if metric and not each.reference.measure:
+            values = own.metric, each.reference.metric
+            differs = f"{own.metric - each.reference.metric:+.3f}"
+            rows.append([f"{full_name(each.reference)}, {metric}", *(f"{value:.3f}" for value in values), differs, ""])
+    return list(COMPARED), rows
+
+
+def comparisons_of(best: Side | None, pairs: Iterable[tuple[Side, Side | None]]) -> tuple[Comparison, ...]:
+    """Return a comparison for every reference: those with a measure, then the others from the best to the worst.
+
+    A pair has the reference, and the run by its measure; None: the best architecture.
+    """
+    known = sorted(pairs, key=lambda pair: (not pair[0].measure, 0.0 if pair[0].measure else -pair[0].mean))
+    return tuple(compared(own or best, each) for each, own in known)
+
+
+def summary_of(comparisons: Sequence[Comparison], *, metric: str = "") -> str:
     """Return all verdicts in a sentence, those against random search first; empty without any."""
     parts = list[str]()
-    for kind, end in _ENDS.items():
+    for kind, end in ENDS.items():
         alike = [each for each in comparisons if each.verdict == kind]
-        measures = [each.reference.measure for each in alike if each.is_random]
-        sides = [f"{RANDOM}{_measure_words(measures)}"] if measures else []
-        if names := [each.reference.name for each in alike if not each.is_random]:
+        random = [each.reference.measure for each in alike if is_random(each.reference)]
+        sides = [f"{RANDOM}{_measure_words(random)}"] if random else []
+        if names := [each.reference.name for each in alike if not is_random(each.reference)]:
             sides.append(listed(names))
         if sides:
-            parts.append(f"{kind} {end} " + (f", and {end} " if any(measures) else " and ").join(sides))
+            parts.append(f"{kind} {end} " + (f", and {end} " if any(random) else " and ").join(sides))
+    found = next((each for each in comparisons if metric and is_random(each.reference) and each.own), None)
+    if found is not None and found.own is not None and not found.reference.measure:
+        parts.append(f"{metric} {found.own.metric:.3f}, of {RANDOM} {found.reference.metric:.3f}")
     return "; ".join(parts)
-
-
-_ENDS = {"better": "than", "not separated": "from", "worse": "than"}
 
 
 def _measure_words(measures: Sequence[str]) -> str:
@@ -193,83 +168,95 @@ def listed(words: Sequence[str]) -> str:
 
 def random_note(comparisons: Sequence[Comparison]) -> str:
     """Return the description of random search, in a line; empty without one."""
-    name = next((each.reference.name for each in comparisons if each.is_random and not _is_front(each)), "")
+    sides = (each.reference for each in comparisons)
+    name = next((side.name for side in sides if is_random(side) and side.measure != HYPERVOLUME), "")
     return f"{RANDOM}: {name}" if name else ""
 
 
-def _is_front(comparison: Comparison) -> bool:
-    return comparison.reference.measure == HYPERVOLUME
+def better_method(comparisons: Sequence[Comparison]) -> Side | None:
+    """Return the best of the standard methods that are clearly better than the run, None without one."""
+    sides = [each.reference for each in comparisons if each.verdict == WORSE and not is_random(each.reference)]
+    return max(sides, key=lambda side: side.mean, default=None)
 
 
-def is_random(name: str) -> bool:
+def is_above_random(comparisons: Sequence[Comparison]) -> bool:
+    """Return whether the run is clearly better than random search as a whole, or there was none."""
+    sides = [each for each in comparisons if is_random(each.reference)]
+    return all(each.verdict == BETTER for each in sides if each.reference.measure in ("", HYPERVOLUME))
+
+
+def is_random(side: Side) -> bool:
     """Return whether a reference are random architectures."""
-    return "random architecture" in name
-
-
-def is_beaten(side: Side, best: Side) -> bool:
-    """Return whether the run, by default its best architecture, is clearly better than a reference."""
-    best = side.own or best
-    return best.mean > side.mean and best.is_apart(side)
+    return "random architecture" in side.name
 
 
 MIN_TRAINED_ON = 20  # evaluations: fewer hardly separate architectures
 
 
-def sampler_lines(record: Mapping[str, Any]) -> list[str]:
-    """Return the lines about sampler.json: trained samples against random architectures, p against R, and warnings."""
-    num, num_distinct, num_trained_on = (int(record[f"num_{key}"]) for key in ("samples", "distinct", "trained_on"))
-    state = "converged" if record["is_converged"] else "not converged"
-    correlation, figures = record["rank_correlation"], f"flow consistency {record['flow_consistency']:.2f}"
-    if correlation is not None:
-        figures = f"log p against log R {correlation:.2f}; {figures}"
-    known = f"{num_distinct} of {num} distinct, {record['num_known'] or 'none'} evaluated before"
-    lines = [f"sampler: {_trained_words(record)}; {known}; {figures}: {state}"]
-    if num_trained_on < MIN_TRAINED_ON:
-        learned = counted(num_trained_on, "evaluation")
+def sampler_lines(sampler: SamplerResults) -> list[str]:
+    """Return the lines about a sampler: trained samples against random architectures, p against R, and warnings."""
+    num, num_distinct = sampler.num_samples, sampler.num_distinct
+    state = "converged" if sampler.is_converged else "not converged"
+    figures = f"flow consistency {sampler.flow_consistency:.2f}"
+    if sampler.rank_correlation is not None:
+        figures = f"log p against log R {sampler.rank_correlation:.2f}; {figures}"
+    known = f"{num_distinct} of {num} distinct, {sampler.num_known or 'none'} evaluated before"
+    lines = [f"sampler: {_trained_words(sampler)}; {known}; {figures}: {state}"]
+    if sampler.num_trained_on < MIN_TRAINED_ON:
+        learned = counted(sampler.num_trained_on, "evaluation")
         lines.append(f"the sampler has learned from {learned}, fewer than {MIN_TRAINED_ON}: its samples are guesses")
     if 2 * num_distinct < num:
         lines.append(f"{num - num_distinct} of {num} samples repeat another one: the sampler knows few architectures")
-    if preferences := record["preferences"]:
-        weight = f"samples with a preference of {preferences[0]['weight']} for one objective, predicted utilities"
-        lines.append(f"{weight}: {'; '.join(map(_preferred_words, preferences))}")
     return lines
 
 
-def _trained_words(record: Mapping[str, Any]) -> str:
-    scores, random, chosen = (record[key] for key in ("scores", "random_scores", "chosen_scores"))
+def _trained_words(sampler: SamplerResults) -> str:
+    scores, random, chosen = sampler.scores, sampler.random_scores, sampler.chosen_scores
     if not scores:
         return "no sample was evaluated"
-    sizes = [size for size in record["parameters"] if size is not None]
+    sizes = [size for size in sampler.parameters if size is not None]
     words, range_words = f"{counted(len(scores), 'new sample')}: {fmean(scores):.3f}", ""
     if sizes:
-        range_words = f" of {min(sizes):,} to {max(sizes):,} parameters"
+        ends = dict.fromkeys(f"{size:,}" for size in (min(sizes), max(sizes)))
+        range_words = f" of {' to '.join(ends)} parameters"
     if not random:
-        return f"{words} (random predicted {record['random_predicted']:.3f})"
+        return f"{words} (random predicted {sampler.random_predicted:.3f})"
     words += f" ({counted(len(random), 'random architecture')}{range_words}: {fmean(random):.3f}"
     if len(random) > len(chosen):
         words += f", the {len(chosen)} of them with the best predictions: {fmean(chosen):.3f}"
     return f"{words})"
 
 
-def _preferred_words(entry: Mapping[str, Any]) -> str:
-    figures = [f"{name} {utility:.3f}" for name, utility in entry["utilities"].items()]
-    figures += [] if entry["parameters"] is None else [f"{entry['parameters']:,.0f} parameters"]
-    return f"{entry['objective']}: {', '.join(figures)}"
+def summary_figures(results: Results) -> dict[str, Any]:
+    """Return the figures of a run by the keys of wandb's summary; lists of scores as their means."""
+    figures: dict[str, Any] = dict(results.certificate)
+    for finalist in results.finalists[:1]:
+        best = finalist.final or Side(f"rank {finalist.rank}", finalist.score)
+        figures |= {"best/words": finalist.shown or None, "best/load": finalist.load}
+        figures |= _figures_of("best", best) | {
+            "best/test_score": finalist.test_score,
+            "best/num_parameters": finalist.num_parameters,
+        }
+    for each in results.comparisons:
+        side = each.reference
+        group = "random" if is_random(side) else f"reference/{side.name}"
+        group += f"/{side.measure}" if side.measure else ""
+        figures |= _figures_of(group, side) | {f"{group}/test_score": side.test_score}
+        figures |= {f"{group}/num_parameters": side.num_parameters, f"{group}/verdict": verdict_line(each) or None}
+    for row in results.set:
+        figures |= {f"set/{row['key']}/{name}": value for name, value in row.items() if isinstance(value, float)}
+    if results.set:
+        figures["set/num_parameters"] = results.set[0]["num_parameters"]
+    if (sampler := results.sampler) is not None:
+        named = {"score": sampler.scores, "random_score": sampler.random_scores, "chosen_score": sampler.chosen_scores}
+        figures |= {f"sampler/{name}": fmean(values) for name, values in named.items() if values}
+        single = {name: value for name, value in vars(sampler).items() if isinstance(value, int | float)}
+        figures |= {f"sampler/{name}": float(value) for name, value in single.items()}
+    return {key: value for key, value in figures.items() if value is not None and value == value}
 
 
-def sampler_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of sampler.json as metrics `sampler/NAME`; lists of scores as their means."""
-    means = {key: fmean(record[f"{key}s"]) for key in ("score", "random_score", "chosen_score") if record[f"{key}s"]}
-    single = {key: float(value) for key, value in record.items() if isinstance(value, int | float) and key != "format"}
-    return {f"sampler/{name}": value for name, value in {**means, **single}.items()}
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Evaluations of a run for one purpose."""
-
-    num: int  # whole evaluations, or those that were stopped early
-    seconds: float  # of all parts, summed over processes
+def _figures_of(group: str, side: Side) -> dict[str, Any]:
+    return {f"{group}/{name}": value for name, value in (("score", side.mean), ("low", side.low), ("high", side.high))}
 
 
 def spent_on(records: Iterable[EvaluationRecord]) -> dict[str, Spent]:
@@ -288,15 +275,15 @@ def spent_on(records: Iterable[EvaluationRecord]) -> dict[str, Spent]:
     }
 
 
-def spent_words(records: Iterable[EvaluationRecord], plan: Mapping[str, Any]) -> str:
+def spent_words(spent: Mapping[str, Spent], plan: Mapping[str, Any]) -> str:
     """Return the trainings after the search against the plan of a run (gflownet.run.plan.Plan)."""
     planned = {"final stage": ("num_final",), "random": ("num_random", "num_random_final")}
-    spent = {kind.removesuffix(" reference"): each.num for kind, each in spent_on(records).items()}
+    done = {kind.removesuffix(" reference"): each.num for kind, each in spent.items()}
     parts = {kind: sum(int(plan.get(name, 0)) for name in names) for kind, names in planned.items()}
-    return ", ".join(f"{kind} {spent.get(kind, 0):,} of {num:,}" for kind, num in parts.items() if num)
+    return ", ".join(f"{kind} {done.get(kind, 0):,} of {num:,}" for kind, num in parts.items() if num)
 
 
-def spent_line(records: Iterable[EvaluationRecord]) -> str | None:
-    """Return the evaluations of a run and their seconds by what they were for, None without any."""
-    parts = [f"{kind} {spent.num:,} in {duration(spent.seconds)}" for kind, spent in spent_on(records).items()]
-    return f"evaluations and their time, summed over processes: {', '.join(parts)}" if parts else None
+def spent_line(spent: Mapping[str, Spent]) -> str:
+    """Return the evaluations of a run and their seconds by what they were for, empty without any."""
+    parts = [f"{kind} {each.num:,} in {duration(each.seconds)}" for kind, each in spent.items()]
+    return f"evaluations and their time, summed over processes: {', '.join(parts)}" if parts else ""

@@ -130,8 +130,7 @@ class _Choice:
             if members
         ]
         self._write_members(members, table)
-        numbers = {f"set/{row['key']}/{name}": row[name] for row in table for name in FIGURES if name in row}
-        self.run.logger.summarise(numbers | {"set/num_parameters": _size(members)})
+        self.run.record(set=tuple(table))
         return _line(table, num_different=len({row.identity for row in members}))
 
     def _predictions(self, rows: Sequence[EvaluationRecord], split: str) -> dict[Identity, Tensor]:

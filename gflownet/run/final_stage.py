@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from gflownet.data.sampler import distinct_candidates
-from gflownet.errors import counted
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
@@ -23,12 +24,15 @@ from gflownet.evaluation.final import Finalists, FinalStage, FinalTrainings, Siz
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord
+from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind
 from gflownet.graphs.canonical import Candidate
 from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.records.status import Phase
+from gflownet.report.closing import write_final
+from gflownet.report.verdict import spent_on
 from gflownet.run.components import RANDOM_STREAM, Components
 from gflownet.run.final_set import with_set
-from gflownet.run.plan import SHARES, capped_objective
+from gflownet.run.plan import NUM_REPORTED, SHARES, capped_objective
 from gflownet.run.run import Run
 from gflownet.run.stage import Stage
 from gflownet.search.method import random_draws
@@ -47,6 +51,8 @@ class FinalTrainingsStage(Stage):
     parts: Components
     evaluator: Dispatcher  # of the search
     result: FinalStage | None = None  # before, and without trainings: off, after a signal, or without any success
+    records: Sequence[EvaluationRecord] = ()  # of the best architectures, once they are written
+    write_errors: list[UserError] = field(default_factory=list)  # of files that could not be written
     _trainings: FinalTrainings | None = None
     _even_share: float = 0.0  # of the random architectures, drawn evenly over sizes
 
@@ -54,6 +60,42 @@ class FinalTrainingsStage(Stage):
         """Train until the end or a signal; a resumed run continues with the next training."""
         with run.phase(Phase.FINAL):
             self.result = final_stage(self, run)
+            self.write(run)
+
+    def write(self, run: Run) -> None:
+        """Write the best architectures, and the results of this stage; without it, those of the search."""
+        parts, store, final = self.parts, run.store, self.result
+        task, limits = parts.task, parts.task.limits
+        if final is None:
+            top = best_tested(parts, best_within(store, NUM_REPORTED, limits), self.evaluator.executor, run)
+        else:
+            top = final.top
+        self.records = [each.record for each in top]
+
+        def write(path: Path, content: bytes | str) -> None:
+            try:
+                run.folder.write(path, content)
+            except UserError as error:
+                self.write_errors.append(error)
+
+        results = write_final(
+            run.folder.path,
+            top,
+            task=task,
+            terminal_type=parts.env.terminal_type,
+            final=final,
+            evaluated=best_within(store, store.count(), limits) if task.chosen_objectives else (),
+            write=write,
+        )
+        rows = [row for row in store if row.run == parts.run_id]
+        failed = (row for row in rows if row.status is not EvaluationStatus.OK)
+        results = replace(
+            results,
+            num_successful=store.count(EvaluationStatus.OK),
+            spent=spent_on(rows) if task.is_noisy else {},
+            failures=Counter(failure_kind(row.status, row.error) for row in failed),
+        )
+        run.record(score=task.score_name, metric=task.metric_name, final=results)
 
     def begin(self, run: Run) -> FinalTrainings:
         """Start what depends on no result of the search: random architectures and reference methods."""

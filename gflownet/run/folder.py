@@ -32,7 +32,8 @@ from gflownet.records.marker import (
 from gflownet.records.status import STATUS_NAME
 from gflownet.report.architectures import PICTURES_NAME, SET_NAME, TOP_NAME
 from gflownet.report.closing import FRONT_NAME
-from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
+from gflownet.report.references import RANDOM_NAME
+from gflownet.report.results import RESULTS_NAME
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.run_log import TENSORBOARD_NAME
@@ -40,7 +41,6 @@ from gflownet.run.wandb_log import WANDB_NAME
 
 CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
-SAMPLER_NAME = "sampler.json"  # the sampler of a search in words
 CERTIFICATE_STORE_NAME = "certificate.sqlite"
 QUARANTINE_NAME = "quarantine.jsonl"
 ACCOUNT_NAME = "data.txt"  # lines about the data that was read
@@ -52,7 +52,7 @@ MODEL_NAME = "model"
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _NAMES = (
     *(CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME, ACCOUNT_NAME),
-    *(TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, SET_NAME, CERTIFICATE_NAME, SAMPLER_NAME, PAGE_NAME),
+    *(RESULTS_NAME, TOP_NAME, RANDOM_NAME, FRONT_NAME, SET_NAME, CERTIFICATE_NAME, PAGE_NAME),
     *(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS),
     *(CHECKPOINTS_NAME, PICTURES_NAME, WEIGHTS_NAME, WANDB_NAME, TENSORBOARD_NAME, SKIPPED_NAME),
     *(SAMPLES_NAME, MODEL_NAME),  # of gflownet language

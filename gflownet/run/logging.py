@@ -17,7 +17,7 @@ from gflownet.cli.console import make_console, print_line
 from gflownet.files import CHECKSUM, Closing, append_whole, cannot_write, parse_row, sealed, write_whole
 from gflownet.pictures.figure import shortened
 from gflownet.report.architectures import Leader
-from gflownet.run.run_log import COUNTS, RunLog, RunResults, StepSamples, TensorBoardLog, first_line, read_results
+from gflownet.run.run_log import COUNTS, RunLog, RunResults, StepSamples, TensorBoardLog, first_line, read_end
 from gflownet.run.view import SEARCH_LOOK, Limits, Look, make_view
 from gflownet.run.wandb_log import WandbLog
 
@@ -153,11 +153,6 @@ class MetricLogger(Closing):
             self.view.best_words = ""
             self.print(f"the best architecture is not shown in words: {first_line(error)}")
 
-    def summarise(self, values: Mapping[str, float]) -> None:
-        """Write metrics of the whole run to the summary of the wandb run."""
-        for log in self._logs:
-            log.summarise(values)
-
     def print(self, text: str) -> None:
         """Print a line, above the live panel if there is one; a quiet run prints only what follows the panel."""
         if self._is_closing or self._verbosity != "quiet":
@@ -193,7 +188,7 @@ class MetricLogger(Closing):
         self._write_samples()
         results: RunResults | None = None
         try:
-            results = read_results(self._folder, checkpoint=self._last_checkpoint)
+            results = read_end(self._folder, checkpoint=self._last_checkpoint)
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.print(f"logs: no results in wandb and TensorBoard: {first_line(error)}")
         for log in self._logs:

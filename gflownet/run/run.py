@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.files import locked_folder, write_whole
 from gflownet.records.marker import PAGE_NAME, free_folder
 from gflownet.records.status import Phase, RunState, StatusLog
+from gflownet.report.results import RESULTS_NAME, Results, read_results
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.view import SEARCH_LOOK, Limits, Look
@@ -42,6 +43,7 @@ class Run:
     _stack: ExitStack
     logger: MetricLogger = field(init=False)  # metric logs and console, after `open_logs`
     store: EvaluationStore = field(init=False)  # evaluations of a search
+    results: Results = field(init=False)  # results.json
     _status: StatusLog = field(init=False)
     _page: _Page = field(init=False)
 
@@ -88,6 +90,11 @@ class Run:
             yield
         self.logger.detail(f"{phase} took {duration(self._status.seconds[phase])}")
 
+    def record(self, **parts: Any) -> None:
+        """Add parts to results.json. Raises UserError if it cannot be written."""
+        self.results = replace(self.results, **parts)
+        self.folder.write(self.folder.path / RESULTS_NAME, self.results.to_json(self.folder.path))
+
     def refresh(self) -> None:
         """Save the times so far now and then; cheap.
 
@@ -127,7 +134,12 @@ class Run:
         self._status = StatusLog(
             folder.path, resumed=folder.resumed, write=folder.write, plan=plan, start_seconds=start_seconds
         )
-        self._page = _Page(folder, None if report is None else report.every)
+        self._page, self.results = _Page(folder, None if report is None else report.every), Results()
+        if folder.resumed:
+            try:
+                self.results = read_results(folder.path)
+            except UserError as error:
+                _log.warning("%s; its stages write it again", error)
         self.stop.mark = lambda number: self._status.mark_interrupted(signal.Signals(number).name)
         if self.stop.signal is not None:  # since the start of the run
             self.stop.mark(self.stop.signal)
@@ -148,9 +160,8 @@ class Run:
             raise
         finally:  # errors of status and page never end the run; a lost folder gets none
             if not folder.is_lost:
-                with self._status.phase(Phase.REPORT):
-                    self._status.end(state, " ".join(message.split()))
-                    is_written = writes_page and self._page.write(is_last=True)
+                self._status.end(state, " ".join(message.split()))  # before the page, which shows it
+                is_written = writes_page and self._page.write(is_last=True)
                 for line in (closing_lines or self._closing_lines)(state):
                     self.logger.print(line)
                 if is_written:

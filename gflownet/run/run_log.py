@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gflownet.config import CONFIG_NAME
-from gflownet.files import read_entries
 from gflownet.records.marker import PAGE_NAME
 from gflownet.records.status import RunState, read_status
-from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, Leader, final_leaders
+from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, Leader
 from gflownet.report.closing import FRONT_NAME
-from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
+from gflownet.report.references import RANDOM_NAME
+from gflownet.report.results import RESULTS_NAME, Results, Side, read_results
+from gflownet.report.verdict import summary_figures
 
 # Of the executor, see `gflownet.run.progress`.
 COUNTS = ("num_timeout", "num_crashed", "num_out_of_memory", "num_refused", "num_retried")
@@ -73,8 +74,7 @@ class StepSamples:
 class RunResults:
     """Results of a run at its end, files of its folder."""
 
-    leaders: Sequence[Leader]
-    references: Sequence[Mapping[str, Any]]  # entries of references.json
+    results: Results
     checkpoint: Path | None  # the last one
     architectures: Sequence[Path]  # top_architectures.json, drawings, weights, config
     report: Path | None
@@ -149,23 +149,22 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-_ARCHITECTURE_FILES = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, CONFIG_NAME)
+_ARCHITECTURE_FILES = (TOP_NAME, RESULTS_NAME, RANDOM_NAME, FRONT_NAME, CONFIG_NAME)
 
 
-def read_results(folder: Path, *, checkpoint: Path | None) -> RunResults:
+def read_end(folder: Path, *, checkpoint: Path | None) -> RunResults:
     """Return the results of the run in a folder; missing files give empty fields.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: a file is damaged.
+        UserError: results.json is damaged.
     """
     status = read_status(folder)
-    report, references = folder / PAGE_NAME, folder / REFERENCES_NAME
+    report = folder / PAGE_NAME
     has_top = (folder / TOP_NAME).exists()
     files = [folder / name for name in _ARCHITECTURE_FILES if (folder / name).exists()]
     drawings = sorted(path for path in (folder / PICTURES_NAME).glob("ran*") if path.is_file())
     return RunResults(
-        leaders=final_leaders(folder),
-        references=read_entries(references)[0] if references.exists() else (),
+        results=read_results(folder),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.exists() else None,
         architectures=[*files, *drawings] if has_top else [],
         report=report if report.exists() else None,
@@ -224,6 +223,7 @@ class TensorBoardLog(RunLog):
     def close(self, results: RunResults | None = None) -> None:
         with self._reporting("the event file is incomplete, metrics.jsonl is complete"):
             if self._open is not None:
+                self.summarise({} if results is None else summary_figures(results.results))
                 self._open.close()
         self._open = None
 
@@ -232,8 +232,10 @@ def _table_of(leaders: Sequence[Leader]) -> str:
     """Return a table in Markdown."""
     columns = ("rank", "score", "interval", "test score", "parameters", "architecture", "load")
     rows = [columns, ("---",) * len(columns)]
-    for each in leaders:
-        numbers = (each.rank, ""), (each.score, ".4g"), (each.test_score, ".4g"), (each.num_parameters, ",")
+    for each in (leader.finalist for leader in leaders):
+        side = each.final or Side("", each.score)
+        numbers = (each.rank, ""), (side.mean, ".4g"), (each.test_score, ".4g"), (each.num_parameters, ",")
         rank, score, test, size = ("" if number is None else format(number, form) for number, form in numbers)
-        rows.append((rank, score, each.interval, test, size, each.words, f"`{each.load}`" if each.load else ""))
+        interval = "" if math.isnan(side.low) else f"[{side.low:.4g}, {side.high:.4g}]"
+        rows.append((rank, score, interval, test, size, each.shown, f"`{each.load}`" if each.load else ""))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -14,13 +14,16 @@ from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
 from gflownet.evaluation.halving import HalvingEvaluator
 from gflownet.evaluation.store.rows import EvaluationRecord
+from gflownet.files import parse_json
+from gflownet.graphs.drawing import to_svg
 from gflownet.records.status import Phase
-from gflownet.report.architectures import Leader, current_leaders
+from gflownet.report.architectures import Leader
+from gflownet.report.results import Finalist, SearchResults
 from gflownet.run.components import Components
 from gflownet.run.failures import SkippedSteps, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.plan import NUM_REPORTED
-from gflownet.run.progress import ExecutorStatus
+from gflownet.run.progress import ExecutorStatus, mean
 from gflownet.run.run import Run
 from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
@@ -167,14 +170,29 @@ class SearchStage(StepStage):
         """Note the used time, and cancel rollouts that workers have prepared ahead."""
         self._parts.progress.seconds = self._evaluator.budget.seconds
         self._evaluator.cancel()
+        self.record(run)
+
+    def record(self, run: Run) -> None:
+        """Add why the search has ended, and its mean scores, to the results."""
+        means = self._parts.progress.score_means
+        tenth = max(1, len(means) // 10)
+        ends = [mean(each) for each in (means[:tenth], means[-tenth:])]
+        run.record(search=SearchResults(closing_line(self._parts), len(means), *ends))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:
     """Return the rows of evaluations of the search, best first, with the origins of their proposals."""
     proposals = parts.search.history.proposals[::-1]
     words = {each.hash: ORIGINS[each.origin.name.lower()] for each in proposals if each.origin is not None}
-    from_dict = parts.env.terminal_type.from_dict
-    return current_leaders(records, task=parts.task, from_dict=from_dict, origins=words)
+    task, candidates = parts.task, [parts.env.terminal_type.from_dict(parse_json(row.graph)) for row in records]
+    leaders = []
+    for rank, (row, candidate, settings) in enumerate(zip(records, candidates, task.settings(candidates), strict=True)):
+        network = task.network(candidate)
+        drawing = None if network is None else to_svg(network)
+        shown = "" if drawing else settings
+        finalist = Finalist(rank, row.score, row.num_parameters, words=task.words(candidate), choices=shown)
+        leaders.append(Leader(finalist, drawing, words.get(row.hash, ""), row.seconds))
+    return leaders
 
 
 def closing_line(parts: Components) -> str:

@@ -78,7 +78,7 @@ class GFNTrainer(Components):
         """Search, take the final stage, certify, and write the report, also after an error."""
         final, certificate = FinalTrainingsStage(self, evaluator), CertificateStage(self, evaluator)
         search = SearchStage(self, evaluator, final)
-        report = ReportStage(self, evaluator, quarantine, final=final, certificate=certificate)
+        report = ReportStage(self, quarantine, final, certificate)
         try:
             with run.logger.live():
                 for stage in (search, final, certificate):
@@ -88,7 +88,9 @@ class GFNTrainer(Components):
         except Exception as error:
             if self.progress.score_means and not run.folder.is_lost:  # report the results so far
                 with suppress(UserError, OSError):  # raise the first error only
-                    report.write(run)
+                    search.record(run)
+                    final.write(run)
+                    report.show(run)
             if isinstance(error, FloatingPointError):
                 raise search.skipped.end(run, error, step=self.step, batch=self.learner.batch) from error
             raise

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from gflownet.files import write_whole
 from gflownet.report.architectures import Leader
 from gflownet.report.page.secrets import masked_options
-from gflownet.report.verdict import Side, comparisons_of, is_random, side_of
+from gflownet.report.results import Side
+from gflownet.report.verdict import summary_figures
 from gflownet.run.run_log import AXES, RunLog, RunResults, StepSamples, axes_of, first_line, grouped
 
 if TYPE_CHECKING:
@@ -138,7 +139,9 @@ class WandbLog(RunLog):
         if results.architectures:
             root = results.architectures[0].parent
             self._add_artifact("architectures", "model", results.architectures, root=root, aliases=["final"])
-        self.summarise(_summary_of(results))
+        state = {"state": str(results.state), "total_seconds": results.seconds}
+        figures = {name: value for name, value in state.items() if value is not None}
+        self.summarise(figures | summary_figures(results.results))
 
     def _log(self, step: int, values: Callable[[], Mapping[str, Any]]) -> None:
         """Log values at a step, or at the last one of an earlier session if that is later."""
@@ -236,14 +239,14 @@ def _media_of(leaders: Sequence[Leader]) -> dict[str, Any]:
     table = wandb.Table(columns=list(_COLUMNS))
     media: dict[str, Any] = {"top/architectures": table}
     for place, leader in enumerate(leaders):
-        drawing = None if leader.drawing is None else _html(leader.drawing)
-        # numbers as floats: a column has one type
-        score = None if leader.rank is None else leader.score
-        numbers = [leader.search_score, score, leader.low, leader.high, leader.test_score]
-        sizes = leader.num_parameters, leader.origin, _float(leader.seconds)
-        table.add_data(leader.rank, *map(_float, numbers), *sizes, leader.words, drawing, leader.load)
+        each, drawing = leader.finalist, None if leader.drawing is None else _html(leader.drawing)
+        side = each.final or Side("", each.score)
+        score = None if each.rank is None else side.mean
+        numbers = [each.score, score, side.low, side.high, each.test_score]  # floats: a column has one type
+        sizes = each.num_parameters, leader.origin, _float(leader.seconds)
+        table.add_data(each.rank, *map(_float, numbers), *sizes, each.shown, drawing, each.load)
         if leader.drawing is not None and place < NUM_DRAWINGS:
-            media[f"top/drawing_{leader.rank}"] = _html(leader.drawing)
+            media[f"top/drawing_{leader.finalist.rank}"] = _html(leader.drawing)
     return media
 
 
@@ -253,31 +256,8 @@ def _html(text: str) -> Any:
     return wandb.Html(text, inject=False)
 
 
-def _end(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _summary_of(results: RunResults) -> dict[str, Any]:
-    """Return the figures of the best architecture and of the references, its comparisons, and the state of the run."""
-    summary: dict[str, Any] = {"state": str(results.state), "total_seconds": results.seconds}
-    if results.leaders:
-        best = results.leaders[0]
-        names = ("score", "low", "high", "test_score", "num_parameters", "load")
-        summary |= {"best/words": best.words or None, **{f"best/{name}": getattr(best, name) for name in names}}
-        side = Side("rank 0", best.score, _end(best.low), _end(best.high))
-        for entry in results.references:
-            name, (low, high) = entry["name"], entry["interval"] or (None, None)
-            group = "random" if is_random(name) else f"reference/{name}"
-            group += f"/{entry['measure']}" if entry.get("measure") else ""
-            figures = {"score": entry["mean"], "low": low, "high": high, "test_score": entry["test_score"]}
-            (comparison,) = comparisons_of(side, [side_of(name, entry)])
-            figures |= {"verdict": comparison.line, "num_parameters": entry["num_parameters"]}
-            summary |= {f"{group}/{key}": value for key, value in figures.items()}
-    return {key: value for key, value in summary.items() if value is not None}
+    return None if value is None or math.isnan(value) else float(value)
 
 
 def _linked(path: Path, link: Path) -> Path:

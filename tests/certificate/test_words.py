@@ -9,7 +9,8 @@ from rich.console import Console
 
 from gflownet.certificate import RunCertificate
 from gflownet.certificate.exact import enumerate_states
-from gflownet.certificate.words import certificate_metrics, print_certificate, table, write_certificate
+from gflownet.certificate.words import certificate_content, certificate_metrics, print_certificate, table
+from gflownet.files import json_text
 from tests.certificate.subjects import Case
 from tests.objectives.spaces import make_space
 from tests.oracles.tabular import classes_of
@@ -18,7 +19,7 @@ from tests.planted_environments import HidesAnEdgeRemoval
 
 def printed(certificate: RunCertificate, path) -> list[str]:
     console = Console(file=io.StringIO(), width=140)
-    print_certificate(certificate, path=path, console=console)
+    print_certificate(certificate_content(certificate, run={}), path=path, console=console)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
@@ -48,9 +49,8 @@ def test_print_certificate_shows_violated_rule_first(tmp_path):
     assert any(line.startswith("  network: ") for line in lines)
 
 
-def test_write_certificate_lists_errors_classes_and_rules(right, tmp_path):
-    write_certificate(tmp_path / "right.json", right, run={"seed": 3})
-    content = json.loads((tmp_path / "right.json").read_text())
+def test_certificate_content_lists_errors_classes_and_rules(right):
+    content = json.loads(json_text(certificate_content(right, run={"seed": 3})))
     assert (content["seed"], content["errors"]) == (3, [])
     rules = content["rules"]
     assert (rules["hold"], rules["is_complete"], rules["violations"]) == (True, True, [])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,8 @@ from gflownet.files import sealed
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import simultaneous_intervals
-from gflownet.report.architectures import (
-    TOP_NAME,
-    Leader,
-    complaints,
-    final_leaders,
-    with_translation,
-    write_top_architectures,
-)
+from gflownet.report.architectures import TOP_NAME, complaints, with_translation, write_top_architectures
+from gflownet.report.results import Finalist
 from gflownet.translation import summary, to_pytorch_model, to_source
 from tests.evaluation.candidates import StubTask, classifier_graph
 from tests.translation.test_source import run_source
@@ -47,25 +42,23 @@ def architecture(graph: ComputationGraph, **fields: Any) -> TopArchitecture:
     return TopArchitecture(record, **fields)
 
 
-def report(folder: Path, top: Sequence[TopArchitecture], **options: Any) -> tuple[list[Leader], list[Any], list[str]]:
+def report(folder: Path, top: Sequence[TopArchitecture], **options: Any) -> tuple[list[Finalist], list[Any], list[str]]:
     task = StubTask({})
     for name, value in options.items():
         setattr(task.config.evaluation, name, value)
-    write_top_architectures(folder, top, task=task, from_dict=ComputationGraph.from_dict)
-    return final_leaders(folder), json.loads((folder / TOP_NAME).read_text()), list(complaints(top))
+    finalists = write_top_architectures(folder, top, task=task, from_dict=ComputationGraph.from_dict)
+    entries = json.loads((folder / TOP_NAME).read_text())
+    return list(finalists), entries, list(complaints(finalists))
 
 
 def test_write_top_architectures_of_search(tmp_path):
     rows, entries, lines = report(tmp_path, [architecture(graph, tests=(0.25,)) for graph in GRAPHS])
-    assert [(row.rank, row.score, row.test_score, row.num_hidden, row.num_edges) for row in rows] == [
-        (0, 0.9, 0.25, 0, 1),
-        (1, 0.9, 0.25, 1, 2),
-        (2, 0.9, 0.25, 2, 3),
+    assert [(row.rank, row.score, row.test_score, row.final) for row in rows] == [
+        (k, 0.9, 0.25, None) for k in range(3)
     ]
-    assert [row.interval for row in rows] == [""] * 3
     assert [entry["test_score"] for entry in entries] == [0.25] * 3
     assert not any("final" in entry or "weights" in entry for entry in entries)
-    assert all(row.drawing for row in rows)
+    assert [row.picture for row in rows] == [f"rank_{rank}.svg" for rank in range(3)]
     assert lines == []
 
 
@@ -78,14 +71,17 @@ def test_write_top_architectures_of_final_stage(tmp_path):
     failed = architecture(GRAPHS[2], scores=(0.8, 0.05), errors=("RuntimeError: no",), tests=(None, None))
     rows, entries, lines = report(tmp_path, [*top, failed])
     intervals = simultaneous_intervals(samples)
-    assert [row.score for row in rows] == pytest.approx([0.8, 0.7833333, 0.425])
-    assert [(row.low, row.high) for row in rows] == [*((each.low, each.high) for each in intervals), (None, None)]
+    sides = [row.final for row in rows if row.final is not None]
+    assert [side.mean for side in sides] == pytest.approx([0.8, 0.7833333, 0.425])
+    ends = [(side.low, side.high) for side in sides]
+    assert ends[:2] == [(each.low, min(each.high, 1.0)) for each in intervals]
+    assert math.isnan(ends[2][0])
     assert [row.test_score for row in rows] == [0.625, 0.625, None]
     assert entries[0]["validation_score"] == 0.9
     assert entries[1]["final"] == {
         "mean": pytest.approx(0.7833333),
         "posterior_mean": None,
-        "interval": [intervals[1].low, intervals[1].high],
+        "interval": [intervals[1].low, min(intervals[1].high, 1.0)],
         "scores": [0.7, 0.9, 0.75],
         "test_scores": [0.5, None, 0.75],
         "errors": [],
@@ -130,17 +126,16 @@ def choices_of(values: dict[str, Any], **fields: Any) -> TopArchitecture:
     return TopArchitecture(dataclasses.replace(architecture(GRAPHS[0]).record, graph=graph), **fields)
 
 
-def write_choices(folder: Path, settings: Sequence[dict[str, Any]], **fields: Any) -> list[Leader]:
+def write_choices(folder: Path, settings: Sequence[dict[str, Any]], **fields: Any) -> list[Finalist]:
     top = [choices_of(values, **fields) for values in settings]
-    write_top_architectures(folder, top, task=ChoicesStub({}), from_dict=Assignment.from_dict)
-    return final_leaders(folder)
+    return list(write_top_architectures(folder, top, task=ChoicesStub({}), from_dict=Assignment.from_dict))
 
 
 def test_choices_in_which_ranks_differ_are_first(tmp_path):
     settings = [{"act": "relu", "depth": 3, "rate": 1e-5, "width": 4}, {"act": "relu", "depth": 3, "width": 8}]
     rows = write_choices(tmp_path, settings)
-    assert rows[0].words == "{rate: 1.0e-05, width: 4, act: relu, depth: 3}"
-    assert rows[1].words == "{width: 8, act: relu, depth: 3}"
+    assert rows[0].shown == "{rate: 1.0e-05, width: 4, act: relu, depth: 3}"
+    assert rows[1].shown == "{width: 8, act: relu, depth: 3}"
     entries = json.loads((tmp_path / TOP_NAME).read_text())
     assert [yaml.safe_load(entry["choices"]) for entry in entries] == settings
 
@@ -206,11 +201,10 @@ def test_write_top_architectures_of_assignments(tmp_path):
         candidate = Assignment.of(values)
         record = dataclasses.replace(architecture(GRAPHS[0]).record, graph=json.dumps(candidate.to_dict()))
         top.append(TopArchitecture(record))
-    write_top_architectures(tmp_path, top, task=CellTask({}), from_dict=Assignment.from_dict)
-    rows = final_leaders(tmp_path)
-    assert [row.words for row in rows[:2]] == ["", "{depth: 3, norm: true}"]
-    assert rows[2].words.startswith("{words: 'long long")
-    assert [(row.num_hidden, row.num_edges) for row in rows] == [(2, 3), (None, None), (None, None)]
+    rows = write_top_architectures(tmp_path, top, task=CellTask({}), from_dict=Assignment.from_dict)
+    assert [row.shown for row in rows[:2]] == ["", "{depth: 3, norm: true}"]
+    assert rows[2].shown.startswith("{words: 'long long")
+    assert [row.picture for row in rows] == ["rank_0.svg", "", ""]
     entries = json.loads((tmp_path / TOP_NAME).read_text())
     assert yaml.safe_load(entries[2]["choices"]) == {"words": "long " * 30}
     assert ["network" in entry for entry in entries] == [True, False, False]

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy.special import stdtrit
 
 import gflownet
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture, ranked
@@ -22,74 +22,64 @@ from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import hypervolume, simultaneous_intervals
-from gflownet.report.architectures import Leader, leader_of
-from gflownet.report.closing import FRONT_NAME, ParetoFront, print_front, print_leaders, report_run, write_pareto_front
-from gflownet.report.references import write_references
-from gflownet.report.verdict import Side, comparisons_of, side_of, spent_line, summary_of
+from gflownet.report.closing import FRONT_NAME, print_best, print_front, print_results, write_final, write_pareto_front
+from gflownet.report.references import compare_references
+from gflownet.report.results import RESULTS_NAME, Finalist, Front, Results, Side, read_results
+from gflownet.report.verdict import compared, comparison_rows, comparisons_of, summary_of, verdict_line, verdict_words
 from gflownet.translation import to_pytorch_model
-from tests.evaluation.candidates import StubTask, classifier_graph, config_with, record
-from tests.report.test_architectures import GRAPHS, ChoicesStub, architecture, choices_of
+from tests.evaluation.candidates import StubTask, classifier_graph, config_with
+from tests.report.page.folders import side
+from tests.report.test_architectures import GRAPHS, architecture
 from tests.toy_tasks import RewardsNodesOrEdges
 
 
 def printed(folder: Path, final: FinalStage) -> list[str]:
     output = io.StringIO()
-    errors = report_run(
-        folder,
-        final.top,
-        task=StubTask({}),
-        terminal_type=ComputationGraph,
-        score_means=[0.5, 0.6],
-        errors=Counter(),
-        console=Console(file=output, width=110),
-        final=final,
-    )
-    assert errors == []
+    part = write_final(folder, final.top, task=StubTask({}), terminal_type=ComputationGraph, final=final)
+    (folder / RESULTS_NAME).write_text(Results(final=part).to_json(folder))
+    assert repr(read_results(folder).final) == repr(part), "the file has all figures"
+    print_results(read_results(folder), folder, Console(file=output, width=110))
     return [line.rstrip() for line in output.getvalue().splitlines()]
 
 
-def stage(*, num: int = 2, **fields: Any) -> FinalStage:
-    """Return a final stage with `num` of two new seeds."""
-    top = [architecture(graph, scores=(0.7, 0.8)[:num], tests=(0.5, 0.7)[:num]) for graph in GRAPHS[:2]]
-    return FinalStage(tuple(top), num_seeds=2, fidelity=4, **fields)
+def stage(*, num: int = 3, **fields: Any) -> FinalStage:
+    """Return a final stage with `num` of three new seeds."""
+    top = [architecture(graph, scores=(0.7, 0.8, 0.75)[:num], tests=(0.5, 0.7, 0.6)[:num]) for graph in GRAPHS[:2]]
+    return FinalStage(tuple(top), num_seeds=3, fidelity=4, **fields)
 
 
 def test_report_of_complete_final_stage(tmp_path):
-    reference = Reference("a standard method", [0.9, 0.9], [0.8, 0.7], 12_345)
-    best_random = architecture(GRAPHS[2], scores=(0.6, 0.6), tests=(None, None))
+    reference = Reference("a standard method", [0.9] * 3, [0.8, 0.7, 0.75], 12_345)
+    best_random = architecture(GRAPHS[2], scores=(0.6,) * 3, tests=(None,) * 3)
     final = stage(references=(reference,), random_top=(best_random,), num_random=7, notes=("a note",))
     lines = printed(tmp_path, final)
     cells = [line.split() for line in lines]
     interval = simultaneous_intervals([each.scores for each in final.top])[0]
-    assert ["0", "0.7500", "±", f"{interval.high - 0.75:.4f}", "0.6000", "-", "0", "1", "rank_0.svg"] in cells
-    assert ["-", "0.6000", "±", "0.0000", "-", "-", "-", "-", "random", "search"] in cells
-    assert ["-", "0.9000", "±", "0.0000", "0.7500", "12,345", "-", "-", "a", "standard", "method"] in cells
-    assert "validation, test: means of trainings of 4 epochs on 2 new seeds (rank 0 in the search: 0.9000)" in lines
+    assert ["0", "0.7500", "±", f"{interval.high - 0.75:.4f}", "0.6000", "-", "rank_0.svg"] in cells
+    assert ["-", "0.6000", "±", "0.0000", "-", "-", "random", "search"] in cells
+    assert ["-", "0.9000", "±", "0.0000", "0.7500", "12,345", "a", "standard", "method"] in cells
+    assert "validation, test: means of trainings of 4 epochs on 3 new seeds (rank 0 in the search: 0.9000)" in lines
     assert any(line.startswith("±: 95 % intervals that hold for all 2 ranks at once") for line in lines)
     assert "a note" in lines
     assert not any("interrupted" in line for line in lines)
-    assert lines[0] == "Not separated from random search and a standard method."
+    assert lines[0] == "Better than random search; worse than a standard method."
     margin = f"{interval.high - 0.75:.3f}"
-    assert f"a standard method 0.750 ± {margin} 0.900 ± 0.000 -0.150 ± {margin} not separated" in [
-        " ".join(row[:14]) for row in cells
+    assert f"a standard method 0.750 ± {margin} 0.900 ± 0.000 -0.150 ± {margin} worse" in [
+        " ".join(row) for row in cells
     ]
     assert "random search: best of 7 random architectures" in lines
     (best,) = json.loads((tmp_path / "random_architecture.json").read_text())
     assert best["graph"]["nodes"]
-    random, own = json.loads((tmp_path / "references.json").read_text())
-    assert "random_architecture.json" in random["load"]
-    assert random["scores"] == [0.6, 0.6]
-    assert len(own.pop("checksum")) == 8
-    assert own == {
-        "name": "a standard method",
-        "mean": 0.9,
-        "interval": [0.9, 0.9],
-        "scores": [0.9, 0.9],
-        "test_score": 0.75,
-        "test_scores": [0.8, 0.7],
-        "num_parameters": 12_345,
-        "load": "",
-    }
+    own, random = (each.reference for each in read_results(tmp_path).comparisons)
+    assert "random_architecture.json" in random.load
+    assert random.scores == (0.6,) * 3
+    assert (own.name, own.mean, own.low, own.tests, own.num_parameters) == (
+        "a standard method",
+        0.9,
+        0.9,
+        (0.8, 0.7, 0.75),
+        12_345,
+    )
 
 
 class SizedTask(StubTask):
@@ -115,58 +105,36 @@ def test_two_objectives_are_compared_within_caps_and_by_hypervolume(tmp_path):
         sizes=Sizes("parameters", (50, 100, 300)),
     )
     task = SizedTask({}, config_with("evaluation.objectives=[accuracy,parameters]"))
-    front, small, large = write_references(
-        tmp_path, final, task=task, from_dict=ComputationGraph.from_dict, write=write_whole
-    )
+    part = write_final(tmp_path, final.top, task=task, terminal_type=ComputationGraph, final=final)
+    front, small, large = part.comparisons
+    owns = [each.own or each.reference for each in part.comparisons]
     # Utilities of sizes 100, 300, 900 are 1/2, 1/4, 1/10.
-    assert front["own"]["mean"] == pytest.approx(0.9 / 4 + 0.61 / 4)
-    assert front["mean"] == pytest.approx(0.9 / 10 + 0.6 * 0.15 + 0.2 / 4)
-    assert [each["measure"] for each in (small, large)] == ["at most 100 parameters", "at most 300 parameters"]
-    assert [each["own"]["name"] for each in (small, large)] == ["rank 1", "rank 0"]
-    assert [small["mean"], large["mean"]] == pytest.approx([0.2, 0.6])
-    comparisons = comparisons_of(BEST, [side_of(each["name"], each) for each in (small, front, large)])
-    rows = [(each.reference.measure, each.own.name, f"{each.own.mean:.4f}", each.own.num) for each in comparisons]
+    assert owns[0].mean == pytest.approx(0.9 / 4 + 0.61 / 4)
+    assert front.reference.mean == pytest.approx(0.9 / 10 + 0.6 * 0.15 + 0.2 / 4)
+    measures = [each.reference.measure for each in part.comparisons]
+    rows = [(name, own.name, f"{own.mean:.4f}", len(own.scores)) for name, own in zip(measures, owns, strict=True)]
     assert rows == [
-        ("at most 100 parameters", "rank 1", "0.6100", 2),
         ("hypervolume on new seeds", "the run's front", "0.3775", 0),
+        ("at most 100 parameters", "rank 1", "0.6100", 2),
         ("at most 300 parameters", "rank 0", "0.9000", 2),
     ]
-    words = "better than random search over the whole front and at most 100 and 300 parameters"
-    assert summary_of(comparisons) == words
+    assert [small.reference.mean, large.reference.mean] == pytest.approx([0.2, 0.6])
+    better, few = "better than random search over the whole front", "too few seeds against random search at most"
+    assert summary_of(part.comparisons) == f"{better}; {few} 100 and 300 parameters"
     (first, second) = json.loads((tmp_path / "random_architecture.json").read_text())
     assert [first["final"]["mean"], second["final"]["mean"]] == pytest.approx([0.2, 0.6])
-    assert "rank=1" in large["load"]
-    assert leader_of(small, tmp_path / "top_architectures.json").words == "random search, at most 100 parameters"
+    assert "rank=1" in large.reference.load
 
 
 def test_best_random_architecture_without_a_module_has_a_load_line(tmp_path):
     graph = Assignment.of({"kernel": "rbf"}).to_dict()
     record = replace(architecture(GRAPHS[0]).record, graph=json.dumps(graph))
     final = stage(random_top=(TopArchitecture(record, scores=(0.9, 0.9), tests=(None, None)),))
-    from_dict = Assignment.from_dict
-    reference, *_ = write_references(tmp_path, final, task=StubTask({}), from_dict=from_dict, write=write_whole)
+    files: dict[str, Any] = {"task": StubTask({}), "from_dict": Assignment.from_dict, "write": write_whole}
+    (comparison,), _ = compare_references(tmp_path, final, (), **files)
     names: dict[str, Any] = {}
-    exec(reference["load"], names)
-    assert names["graph"] == graph
-
-
-def test_report_of_choices_prints_yaml_and_the_load_line(tmp_path):
-    output = io.StringIO()
-    top = [choices_of({"act": "relu", "width": width}) for width in (4, 8)]
-    report_run(
-        tmp_path,
-        top,
-        task=ChoicesStub({}),
-        terminal_type=Assignment,
-        score_means=[0.5],
-        errors=Counter(),
-        console=Console(file=output, width=110),
-    )
-    text = output.getvalue()
-    assert "rank 1: {width: 8, act: relu}\n" in text
-    assert f'gflownet.load("{tmp_path}/top_architectures.json", rank=0, weights=False)' in text
-    assert "hidden" not in text
-    assert "mean score of sampled architectures: 0.500 in the first step, 0.500 in the last\n" in text
+    exec(comparison.reference.load, names)
+    assert names["graph"].to_dict() == graph
 
 
 @pytest.mark.parametrize(
@@ -183,7 +151,7 @@ def test_report_of_choices_prints_yaml_and_the_load_line(tmp_path):
 def test_report_of_interrupted_final_stage(tmp_path, final, message):
     lines = printed(tmp_path, final)
     assert any(line.startswith(message) for line in lines)
-    assert json.loads((tmp_path / "references.json").read_text()) == []
+    assert read_results(tmp_path).comparisons == ()
 
 
 def test_load_line_has_weights_argument_without_weights(tmp_path):
@@ -194,7 +162,7 @@ def test_load_line_has_weights_argument_without_weights(tmp_path):
     assert not any(line.startswith("±") for line in lines)
 
 
-def write_front(folder: Path, measured: list[tuple[float, float]], choices: Sequence[Assignment] = ()) -> ParetoFront:
+def write_front(folder: Path, measured: list[tuple[float, float]], choices: Sequence[Assignment] = ()) -> Front:
     """Write the front of choices, or of chains with i hidden nodes, with (nodes, edges) as their metrics."""
     records = []
     for length, (nodes, edges) in enumerate(measured):
@@ -215,7 +183,7 @@ def write_front(folder: Path, measured: list[tuple[float, float]], choices: Sequ
 def test_front_is_sorted_by_first_objective(tmp_path):
     front = write_front(tmp_path, [(1.0, 2.0), (3.0, 5.0), (2.0, 5.0), (4.0, 8.0), (1.0, 2.0), (3.0, 6.0)])
     assert front.objectives == ("nodes", "edges")
-    assert front.values == [[4.0, 8.0], [3.0, 5.0], [1.0, 2.0], [1.0, 2.0]]
+    assert front.values == ((4.0, 8.0), (3.0, 5.0), (1.0, 2.0), (1.0, 2.0))
     assert front.num_evaluated == 6
     assert front.hypervolume == pytest.approx(hypervolume([[1.0, 1 / 8], [0.75, 0.2], [0.25, 0.5]]))  # type: ignore[arg-type]
     entries = json.loads((tmp_path / FRONT_NAME).read_text())
@@ -239,22 +207,6 @@ def test_front_of_choices_has_yaml_with_differing_places_first(tmp_path):
     assert [entry["choices"] for entry in entries] == ["{width: 8, act: relu}", "{width: 4, act: relu}"]
 
 
-def test_table_of_ranks_and_references_fits_the_console():
-    ranks = [Leader(rank, 0.9722, 123_456_789, test_score=0.9611, num_hidden=126, num_edges=127) for rank in (8, 11)]
-    name = "best of 8 random architectures in 10 trainings; the run had 30"
-    reference = Leader(None, 0.95, 12_346, low=0.9, high=1.0, words=name)
-    for width in (80, 120):
-        output = io.StringIO()
-        print_leaders([*ranks, reference], Console(file=output, width=width))
-        lines = output.getvalue().splitlines()
-        assert max(map(len, lines)) <= width
-        sizes = ["126", "127"] * (width == 120)
-        words = [line.split() for line in lines]
-        assert ["11", "0.9722", "0.9611", "123,456,789", *sizes, "-"] in words
-        assert ["-", "0.9500", "±", "0.0500", "-", "12,346"] in [row[:6] for row in words]
-        assert all(word in [word for row in words for word in row] for word in name.split()), "no word is broken"
-
-
 @pytest.mark.parametrize("num", [1, 20, 47])
 def test_print_front_maximum_rows(num: int) -> None:
     output = io.StringIO()
@@ -271,67 +223,65 @@ def test_print_front_maximum_rows(num: int) -> None:
 def test_tables_escape_control_characters() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=False, width=120)
-    print_leaders([Leader(0, 0.5, None, words="\x1b[31m.svg")], console)
+    print_best([Finalist(0, 0.5, words="\x1b[31m.svg")], console)
     print_front(["\x1b]0;x\x07", "[red]"], [[0.5, 1.0]], console=console)
     assert output.getvalue().replace("\n", "").isprintable()
     assert all(text in output.getvalue() for text in (r"\x1b[31m.svg", r"\x1b]0;x\x07", "[red]"))
 
 
-BEST = Side("rank 0", 0.95, 0.94, 0.96, num=5)
+BEST = side("rank 0", 0.95, 0.01)
 
 
 def test_better_references_come_first():
-    equal = Side("best of 9 random architectures", 0.945, 0.93, 0.96, "load(it)", num=3)
-    better = Side("a forest", 0.99, 0.98, 1.0)
-    worse = Side("a line", 0.5, 0.4, 0.6)
-    comparisons = comparisons_of(BEST, [worse, equal, better])
-    cells = [tuple(cell.replace("\N{NO-BREAK SPACE}", " ") for cell in each.cells) for each in comparisons]
-    assert cells == [
+    equal = side("best of 9 random architectures", 0.945, 0.015, num=3)
+    references = [side("a line", 0.5, 0.1), equal, side("a forest", 0.99, 0.01)]
+    comparisons = comparisons_of(BEST, [(each, None) for each in references])
+    _, rows = comparison_rows(comparisons)
+    assert [tuple(cell.replace("\N{NO-BREAK SPACE}", " ") for cell in row) for row in rows] == [
         ("a forest", "0.950 ± 0.010", "0.990 ± 0.010", "-0.040 ± 0.014", "worse"),
         ("random search", "0.950 ± 0.010", "0.945 ± 0.015", "+0.005 ± 0.018", "not separated (at most 80)"),
         ("a line", "0.950 ± 0.010", "0.500 ± 0.100", "+0.450 ± 0.100", "better"),
     ]
-    assert comparisons[0].line == (
+    assert verdict_line(comparisons[0]) == (
         "worse: rank 0 (0.9500 ± 0.0100) against a forest (0.9900 ± 0.0100), difference -0.0400 ± 0.0141"
     )
     assert summary_of(comparisons) == "better than a line; not separated from random search; worse than a forest"
     assert summary_of([]) == ""
-    assert comparisons_of(BEST, []) == comparisons_of(None, [equal]) == []
-    (unknown,) = comparisons_of(BEST, [Side("one training", 0.5, math.nan, math.nan)])
-    assert unknown.cells[1:] == ("0.950\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.010", "0.500", "+0.450", "not separated")
-
-
-def test_trainings_that_a_line_names_separate_a_difference_in_most_runs():
-    noise = np.random.default_rng(0)
-    (comparison,) = comparisons_of(side(np.array([0.0, 0.1, 0.2])), [side(np.array([0.15, 0.25, 0.35]))])
-    assert comparison.verdict == "not separated"
-    num = comparison.num_needed
-    draws = noise.normal(scale=0.1, size=(1_000, 2, num)) + np.array([0.0, 0.15])[:, None]
-    separated = [side(first).is_apart(side(second)) for first, second in draws]
-    assert np.mean(separated) >= 0.8
-    few = [side(first[:3]).is_apart(side(second[:3])) for first, second in draws]
-    assert np.mean(few) < 0.5
-
-
-@pytest.mark.parametrize("num", [2, 8])
-def test_equal_sides_are_separated_in_at_most_five_of_a_hundred_draws(num):
-    draws = np.random.default_rng(num).normal(size=(500, 2, num))
-    equal = [side(first).is_apart(side(second)) for first, second in draws]
-    assert sum(equal) <= 0.05 * len(draws)
-    if num == 8:
-        assert sum(side(first).is_apart(side(second + 2.5)) for first, second in draws) >= 0.95 * len(draws)
-
-
-def side(scores: np.ndarray) -> Side:
-    (interval,) = simultaneous_intervals([scores.tolist()])
-    return Side("", interval.value, interval.low, interval.high, num=len(scores))
-
-
-def test_spent_line_counts_parts():
-    seconds = {0: 2.0, 1: 3.0, 1_000_001: 60.0}
-    rows = [replace(record("a", seed=seed), seconds=value) for seed, value in seconds.items()]
-    assert spent_line(rows) == (
-        "evaluations and their time, summed over processes: search 1 in 0:00:02, final stage 1 in 0:00:03, "
-        "random reference 1 in 0:01:00"
+    assert comparisons_of(BEST, []) == ()
+    unknown = comparisons_of(None, [(equal, None)])
+    assert (comparison_rows(unknown)[1], summary_of(unknown)) == ([], "")
+    assert (
+        verdict_words(compared(BEST, Side("two trainings", 0.5, scores=(0.5, 0.5)))) == "too few seeds (2; at least 3)"
     )
-    assert spent_line([]) is None
+
+
+@pytest.mark.parametrize("num", [3, 5, 8])
+def test_difference_of_two_standard_errors_is_named_with_the_promised_power(num):
+    spread, width = 1 / math.sqrt(num), stdtrit(num - 1, 0.975) / math.sqrt(num)
+    difference = 2 * spread * math.sqrt(2)
+    few = [Side("", mean, margin=width, scores=(0.0,) * num) for mean in (0.0, difference)]
+    num_needed = compared(few[0], few[1]).num_needed or num
+    draws = np.random.default_rng(num).normal(size=(2_000, 2, num_needed)) + np.array([0.0, difference])[:, None]
+    assert np.mean([each == "worse" for each in verdicts_of(draws)]) >= 0.8
+    assert np.mean([each == "worse" for each in verdicts_of(draws[:, :, :num])]) < 0.6
+
+
+@pytest.mark.parametrize("num", [2, 3, 4, 5, 8])
+def test_equal_sides_are_separated_in_at_most_five_of_a_hundred_draws(num):
+    verdicts = verdicts_of(np.random.default_rng(num).normal(size=(2_000, 2, num)))
+    assert sum(each in ("better", "worse") for each in verdicts) <= 0.05 * len(verdicts)
+    assert (set(verdicts) == {"too few seeds"}) == (num < 3)
+
+
+def verdicts_of(draws: np.ndarray) -> list[str]:
+    """Return the verdicts of draws [N, 2, seeds], with the intervals of `simultaneous_intervals`."""
+    num = draws.shape[-1]
+    margins = stdtrit(num - 1, 0.975) * draws.std(-1, ddof=1) / math.sqrt(num)
+    (interval,) = simultaneous_intervals([draws[0, 0].tolist()])
+    assert margins[0, 0] == pytest.approx(interval.high - interval.value)
+    pairs = zip(draws.mean(-1).tolist(), margins.tolist(), strict=True)
+    sides = (
+        [Side("", mean, margin=margin, scores=(0.0,) * num) for mean, margin in zip(*pair, strict=True)]
+        for pair in pairs
+    )
+    return [compared(*pair).verdict for pair in sides]

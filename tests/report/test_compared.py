@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from gflownet.report.compared.figures import CURVES, estimate_of, figures_of, gr
 from gflownet.report.compared.groups import differences, groups_of, num_unknown_seeds, problems_of, repeated_seeds
 from gflownet.report.compared.page import Comparison, comparison_page, verdict_of
 from gflownet.report.page import RunData
+from gflownet.report.results import Finalist, FinalResults, Results, Side
 from tests import small_run
 from tests.finished_runs import copy_finished
 
@@ -33,7 +34,7 @@ def a_run(
     *,
     name: str = "run",
     scores: Sequence[float | None] = (),
-    top: Sequence[Mapping[str, Any]] = (),
+    top: Finalist | None = None,
     **options: Any,
 ) -> RunData:
     """Return a run with the scores of its evaluations, two seconds each (None: failed)."""
@@ -57,12 +58,10 @@ def a_run(
         status=None,
         metrics=(),
         evaluations=records,
-        top=top,
-        references=(),
+        top=(),
+        results=Results(final=FinalResults((top,))) if top else Results(),
         front=(),
         certificate=None,
-        sampler={},
-        set_of_networks={},
     )
 
 
@@ -111,10 +110,8 @@ def test_estimate_is_a_t_interval_of_the_known_values() -> None:
 
 
 def test_figures_of_a_group() -> None:
-    final = {"final": {"mean": 0.7, "test_scores": [0.6, 0.8]}, "test_score": 0.1}
-    (group,) = groups_of(
-        [a_run(0, scores=[0.1, None, 0.3, 0.2], top=[final]), a_run(1, scores=[0.5, 0.4], top=[{"test_score": 0.9}])]
-    )
+    final, other = Finalist(0, 0.3, test_score=0.7, final=Side("rank 0", 0.7)), Finalist(0, 0.5, test_score=0.9)
+    (group,) = groups_of([a_run(0, scores=[0.1, None, 0.3, 0.2], top=final), a_run(1, scores=[0.5, 0.4], top=other)])
     figures = figures_of(group)
     assert figures["best_score"].values == (0.3, 0.5)
     assert figures["test_score"].values == pytest.approx((0.7, 0.9))
@@ -150,9 +147,9 @@ def comparison(*runs: RunData) -> Comparison:
 @pytest.mark.parametrize(
     ("scores", "end"),
     [
-        (((0.1, 0.2), (0.5, 0.6)), "overlap: the order may be chance."),
-        (((0.10, 0.11), (0.50, 0.51)), "do not overlap."),
-        (((0.1,), (0.5, 0.6)), "Without two seeds of each, the order may be chance."),
+        (((0.1, 0.2), (0.5, 0.6)), "lr=1: too few seeds against lr=0, +0.4000 [+0.4000, +0.4000], 2 seeds."),
+        (((0.1, 0.2, 0.9), (0.5, 0.6, 0.9)), "not separated from lr=0, +0.2667 [-0.3070, +0.8404], 3 seeds."),
+        (((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), "better than lr=0, +0.4000 [+0.4000, +0.4000], 3 seeds."),
     ],
 )
 def test_verdict_names_the_better_group_and_the_doubt(scores: Sequence[Sequence[float]], end: str) -> None:
@@ -160,8 +157,8 @@ def test_verdict_names_the_better_group_and_the_doubt(scores: Sequence[Sequence[
         a_run(seed, scores=[value], lr=rate) for rate, values in enumerate(scores) for seed, value in enumerate(values)
     ]
     verdict = verdict_of(comparison(*runs), problems_of(groups_of(runs))[0])
-    assert verdict.startswith("Highest best score in the search: 0.5")
-    assert "of lr=1; next is 0.1" in verdict
+    assert verdict.startswith("Highest best score in the search: 0.")
+    assert "of lr=1; next is 0." in verdict
     assert verdict.endswith(end)
 
 
@@ -177,7 +174,10 @@ def test_groups_that_share_seeds_are_compared_seed_by_seed(tmp_path: Path) -> No
     assert paired is not None
     assert (paired.mean, paired.low, paired.high, paired.num_seeds) == pytest.approx((0.1, 0.1, 0.1, 5))
     verdict = verdict_of(compared, *compared.problems)
-    assert verdict.endswith("Seed by seed, lr=1 is above lr=0 on their 5 shared seeds: +0.1000 [+0.1000, +0.1000].")
+    assert verdict.endswith("Seed by seed, lr=1: better than lr=0, +0.1000 [+0.1000, +0.1000], 5 seeds.")
+    apart = comparison(*(a_run(seed, scores=[seed / 100], lr=int(seed > 3)) for seed in range(1, 7)))
+    unpaired = verdict_of(apart, *apart.problems)
+    assert unpaired.endswith("lr=1: not separated from lr=0, +0.0300 [-0.0051, +0.0651], 3 seeds.")
     page = comparison_page(compared, folder=tmp_path)
     assert "lr=0 minus lr=1" in page
     assert "-0.1000 [-0.1000, -0.1000]" in page

@@ -11,9 +11,8 @@ import pytest
 
 import gflownet
 from gflownet.errors import UserError
-from gflownet.files import CHECKSUM, is_intact, read_rows, sealed
+from gflownet.files import CHECKSUM, is_intact, read_entries, read_rows, sealed
 from gflownet.records.marker import read_marker
-from gflownet.report.architectures import final_leaders
 from gflownet.report.page import read_run
 from tests.finished_runs import SEARCHES
 from tests.small_run import run
@@ -23,6 +22,7 @@ FILES = {
     "run.json": "a damaged file",
     "status.json": "status.json is damaged: state and times are unknown.",
     "metrics.jsonl": "metrics.jsonl: 1 damaged line left out (line ",
+    "results.json": "results.json is damaged",
     "top_architectures.json": "top_architectures.json: 1 damaged entry left out.",
 }
 NUM_FLIPS = 8
@@ -66,7 +66,7 @@ def test_rest_of_damaged_files_is_used(copied_run, capsys, caplog):
     damage(folder / "status.json", '"pid": ', '"pid": 1')
     damage(folder / "top_architectures.json", '"validation_score": 0.', '"validation_score": 0.9')
     assert len(read_rows(folder / "metrics.jsonl")[0]) == 7
-    assert 0 not in [leader.rank for leader in final_leaders(folder)]
+    assert 0 not in [entry["rank"] for entry in read_entries(folder / "top_architectures.json")[0]]
     with pytest.raises(ValueError, match="expected rank 0 as the run wrote it, got another checksum"):
         gflownet.load_graph(folder, 0)
     assert gflownet.load_graph(folder, 1)

@@ -27,6 +27,8 @@ from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, r
 from gflownet.evaluation.tasks import TASKS
 from gflownet.files import write_whole
 from gflownet.report.page import page_of, read_run
+from gflownet.report.results import Results
+from gflownet.report.verdict import summary_figures
 from gflownet.run.final_set import kept_weights, with_set
 from gflownet.train import main
 from gflownet.translation import to_onnx
@@ -145,9 +147,9 @@ def chosen_again(
     parts: Any = SimpleNamespace(config=config, task=task, run_id=row.run, step=1)
     parts.env = SimpleNamespace(terminal_type=gflownet.ComputationGraph)
     parts.build_evaluator = lambda store, executor, **_: dispatcher_of(task, store, executor)
-    summary: dict[str, float] = {}
+    summary: dict[str, Any] = {}
     run: Any = SimpleNamespace(store=rows, folder=SimpleNamespace(path=target, write=write_whole), is_stopped=False)
-    run.logger = SimpleNamespace(summarise=summary.update)
+    run.record = lambda set: summary.update(summary_figures(Results(set=set)))
     weights = WeightFolder(folder / "weights", 20, write=write_whole)
     evaluator: Any = SimpleNamespace(weights=weights, executor=InlineExecutor(task))
     tops = (TopArchitecture(top, scores=best), *others)

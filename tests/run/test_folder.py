@@ -31,7 +31,7 @@ def start(path: Path, *overrides: str, resume: Any = False, overwrite: bool = Fa
         folder.write_config(config_with(*overrides))
         folder.checkpoints.save(step, {"step": step, "policy": {}})
         (path / "metrics.jsonl").write_text('{"step": 1}\n')
-        for name in ("top_architectures.json", "pareto_front.json", "references.json", "architectures/rank_0.svg"):
+        for name in ("top_architectures.json", "pareto_front.json", "results.json", "architectures/rank_0.svg"):
             folder.write(path / name, "[]")
         folder.write(path / "architectures" / "rank_0.safetensors", b"weights")
         return folder.run_id

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
 
 from gflownet.config import OPTIONS
-from gflownet.report.architectures import final_leaders
 from gflownet.run.run_log import GROUPS, StepSamples, axes_of, group_of, grouped
 
 
@@ -40,20 +38,3 @@ def test_documented_metrics_are_complete(checkout: Path) -> None:
     assert {key for key in OPTIONS if key.startswith(("wandb.", "tensorboard."))} <= set(
         re.findall(r"`([\w.]+)`", page)
     )
-
-
-def test_final_leaders(tmp_path: Path) -> None:
-    assert final_leaders(tmp_path) == []
-    graph: dict[str, list] = {"nodes": [], "edges": []}
-    entry = {"rank": 0, "validation_score": 0.9, "test_score": None, "num_parameters": 12, "graph": graph}
-    final = {"mean": 0.8, "interval": [0.7, 0.9], "scores": [], "test_scores": [], "errors": []}
-    entries = [entry, {**entry, "rank": 1, "final": final, "weights": {}}, {**entry, "rank": 2, "network": graph}]
-    (tmp_path / "top_architectures.json").write_text(json.dumps(entries))
-    (tmp_path / "architectures").mkdir()
-    for rank in (1, 2):
-        (tmp_path / "architectures" / f"rank_{rank}.svg").write_text("<svg/>")
-    first, second, third = final_leaders(tmp_path)
-    assert (first.score, first.interval, first.drawing, first.load) == (0.9, "", None, "")
-    assert (second.score, second.interval, second.drawing) == (0.8, "[0.7, 0.9]", "<svg/>")
-    assert second.load.endswith('top_architectures.json", rank=1)')
-    assert (third.drawing, third.load) == ("<svg/>", ""), "gflownet.load reads computation graphs only"

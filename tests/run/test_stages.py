@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import pytest
 
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.task import Score
-from gflownet.files import CHECKSUM
+from gflownet.files import CHECKSUM, json_text
 from gflownet.records.status import Phase, RunState, read_status
+from gflownet.report.results import read_results
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.logging import MetricLogger
 from tests import small_run
@@ -141,9 +142,13 @@ def killed(case: Case, end: End, folder: Path, *options: str) -> None:
 def entries_of(folder: Path) -> list[dict[str, Any]]:
     """Return the reported architectures and references, without the run's id and times."""
     entries = []
-    for name in ("top_architectures.json", "references.json", "random_architecture.json"):
+    for name in ("top_architectures.json", "random_architecture.json"):
         path = folder / name
         entries += json.loads(path.read_text()) if path.exists() else []
+    results = read_results(folder)
+    entries += [json.loads(json_text(asdict(each))) for each in (*results.finalists, *results.comparisons)]
+    for entry in entries:
+        entry.get("reference", entry).pop("load", None)
     return [{key: value for key, value in entry.items() if key not in ("run", "load", CHECKSUM)} for entry in entries]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gflownet.config import WandbConfig
+from gflownet.report.results import Results
 from gflownet.run.logging import MetricLogger
 from gflownet.run.run_log import RunResults
 from gflownet.run.view import Limits
@@ -154,6 +155,6 @@ def test_failed_run_has_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         fake = FakeWandb({})
         monkeypatch.setitem(sys.modules, "wandb", fake)
         log = WandbLog(tmp_path, WandbConfig(mode="offline"), config={}, print_line=pytest.fail)
-        log.close(RunResults((), (), checkpoint=None, architectures=(), report=None, state=state, seconds=2.5))
+        log.close(RunResults(Results(), checkpoint=None, architectures=(), report=None, state=state, seconds=2.5))
         assert fake.calls[-1] == ("finish", {"exit_code": exit_code})
         assert fake.summary == {"state": state, "total_seconds": 2.5}

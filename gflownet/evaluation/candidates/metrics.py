@@ -86,6 +86,10 @@ class Metric:
             return min(1.0, max(0.0, value))
         return 1 / (1 + max(0.0, value) / max(constant, _SMALLEST))
 
+    def value_of(self, score: float, constant: float) -> float:
+        """Return the value of a score of a metric of which less is better; NaN for the score 0, of no finite one."""
+        return (1 / score - 1) * max(constant, _SMALLEST) if score > 0 else math.nan
+
 
 def cross_entropy(
     outputs: Tensor,

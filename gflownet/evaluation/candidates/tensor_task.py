@@ -276,6 +276,16 @@ class TensorTask(GFNTask):
         name = f"score of {metric.name}" if metric.smaller_is_better else metric.name
         return f"{name}, scaled by size" if weight else name
 
+    @property
+    def metric_name(self) -> str:  # type: ignore[override]
+        """The validation metric of which less is better; empty where the score is scaled by size."""
+        metric = self.measure.metric
+        return metric.name if metric.smaller_is_better and not self._evaluation.size_weight else ""
+
+    def metric_of(self, score: float) -> float:
+        """Return the validation metric of a score, NaN for a score without one."""
+        return self.measure.metric_of(score) if self.metric_name else math.nan
+
     def score_of(self, candidate: Any, training: ModelTraining) -> Score:
         """Return the score of a model after its training."""
         quality, size = self.quality(training.values), self.num_parameters(training.model)

@@ -128,8 +128,15 @@ class Measure:
         """Return the score in [0, 1] of a value of the metric, 0 if it is not finite."""
         if not math.isfinite(value):
             return 0.0
-        constants = [self.metric.finish(mean, mean) for mean in self.constant_means or [0.0]]
-        return self.metric.score(value, fmean(constants))
+        return self.metric.score(value, self._constant)
+
+    def metric_of(self, score: float) -> float:
+        """Return the value with a score of a metric of which less is better; NaN for the score 0."""
+        return self.metric.value_of(score, self._constant)
+
+    @property
+    def _constant(self) -> float:
+        return fmean(self.metric.finish(mean, mean) for mean in self.constant_means or [0.0])
 
 
 @dataclass(frozen=True)

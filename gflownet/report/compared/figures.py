@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
+from gflownet.errors import counted
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.pictures.line_charts import moving_mean
 from gflownet.report.compared.groups import Group
-from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
+from gflownet.report.page.run_data import RunData
+from gflownet.report.verdict import ENDS, judged
 
 _LEVEL = 0.95
 # The best of accuracies and scaled rewards; a task may define larger scores.
 MAX_SCORE = 1.0
-# Number of seeds from which on a paired difference has a verdict.
-_MIN_SEEDS = 5
 
 
 def mean_intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -45,43 +45,37 @@ def bounded_intervals(values: np.ndarray, *, upper: float = math.inf) -> tuple[n
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """The mean difference of a figure between two sides that share seeds, seed by seed."""
+class MeanDifference:
+    """The mean difference of a figure between two sides: of shared seeds seed by seed, or of all seeds of each."""
 
     mean: float  # first minus second; NaN where a value is unknown
     low: float  # ends of the 95 % interval, NaN for one seed
     high: float
-    num_seeds: int
-
-    @property
-    def has_verdict(self) -> bool:
-        """Return whether there are enough seeds for a verdict."""
-        return self.num_seeds >= _MIN_SEEDS and not math.isnan(self.low)
+    num_seeds: int  # of the smaller side
 
     @property
     def figures(self) -> str:
         """Return mean and interval as text."""
         return f"{self.mean:+.4f}" + ("" if math.isnan(self.low) else f" [{self.low:+.4f}, {self.high:+.4f}]")
 
-    def verdict(self, first: str, second: str, where: str) -> str:
-        """Return the difference in words."""
-        if math.isnan(self.low):
-            return f"{first} against {second} {where}: {self.figures}, one seed has no interval"
-        if not self.has_verdict:
-            few = f"{self.num_seeds} seeds are too few for a verdict (at least {_MIN_SEEDS})"
-            return f"{first} against {second} {where}: {self.figures}, {few}"
-        if self.low <= 0 <= self.high:
-            return f"no difference seen between {first} and {second} {where}: {self.figures}"
-        return f"{first} is {'above' if self.low > 0 else 'below'} {second} {where}: {self.figures}"
+    def line(self, first: str, second: str) -> str:
+        """Return the verdict with the difference."""
+        verdict = judged(self.mean, (self.high - self.low) / 2, self.num_seeds)
+        return f"{first}: {verdict} {ENDS[verdict]} {second}, {self.figures}, {counted(self.num_seeds, 'seed')}"
 
 
-def paired_difference(first: np.ndarray, second: np.ndarray) -> PairedDifference:
+def paired_difference(first: np.ndarray, second: np.ndarray) -> MeanDifference:
     """Return the mean difference of the values [S] of two sides, a place per shared seed."""
     values = first - second
-    if not np.isfinite(values).all():
-        return PairedDifference(math.nan, math.nan, math.nan, len(values))
     (low,), (high,) = mean_intervals(values[:, None])
-    return PairedDifference(float(values.mean()), float(low), float(high), len(values))
+    return MeanDifference(float(values.mean()), float(low), float(high), len(values))
+
+
+def unpaired_difference(first: np.ndarray, second: np.ndarray) -> MeanDifference:
+    """Return the difference of the means of values [S] of two sides, with the interval of `compared` (Welch)."""
+    margins = [(high - low) / 2 for low, high in (np.ravel(mean_intervals(side[:, None])) for side in (first, second))]
+    mean, margin = float(first.mean() - second.mean()), math.hypot(*margins)
+    return MeanDifference(mean, mean - margin, mean + margin, min(len(first), len(second)))
 
 
 @dataclass(frozen=True)
@@ -112,15 +106,14 @@ def best_score(run: RunData) -> float:
 
 def test_score(run: RunData) -> float:
     """Return the test score of rank 0: the mean over the trainings of the final stage, where there was one."""
-    top = run.top[0] if run.top else {}
-    scores = [score for score in mapping_of(top.get("final")).get("test_scores") or [] if number_of(score) is not None]
-    return float(np.mean(scores)) if scores else figure_of(top.get("test_score"))
+    scores = [each.test_score for each in run.results.finalists[:1] if each.test_score is not None]
+    return scores[0] if scores else math.nan
 
 
 def final_score(run: RunData) -> float:
     """Return the mean validation score of rank 0 in the final stage."""
-    top = run.top[0] if run.top else {}
-    return figure_of(mapping_of(top.get("final")).get("mean"))
+    sides = [each.final for each in run.results.finalists[:1] if each.final is not None]
+    return sides[0].mean if sides else math.nan
 
 
 def failed_percentage(run: RunData) -> float:

@@ -28,12 +28,13 @@ from gflownet.report.compared.figures import (
     Estimate,
     FigureKind,
     GroupCurve,
-    PairedDifference,
+    MeanDifference,
     best_score,
     figures_of,
     final_score,
     group_curve,
     paired_difference,
+    unpaired_difference,
 )
 from gflownet.report.compared.groups import (
     SEED,
@@ -76,7 +77,7 @@ class Comparison:
         """All runs with their groups, in order."""
         return [(group, run) for group in self.groups for run in group.runs]
 
-    def paired(self, first: int, second: int, key: str) -> PairedDifference | None:
+    def paired(self, first: int, second: int, key: str) -> MeanDifference | None:
         """Return the difference of a figure between two groups, over the seeds of both; None without such a seed."""
         columns = []
         for place in (first, second):
@@ -275,10 +276,7 @@ def top_architectures(comparison: Comparison) -> list[Ranked]:
         if section is not None:
             title = f"{group.name}, seed {run.option(SEED)}"
             best = section.ranked[0]
-            load_note = (
-                best.load_note if best.load else "The run has no final stage yet: the best of its search so far."
-            )
-            cards.append(replace(best, key=f"best-{number}", title=title, load_note=load_note))
+            cards.append(replace(best, key=f"best-{number}", title=title))
     return cards
 
 
@@ -336,17 +334,10 @@ def estimate_text(estimate: Estimate, *, unit: str = "") -> str:
 
 
 def _sentence(
-    kind: FigureKind, names: Sequence[str], estimates: Sequence[Estimate], paired: PairedDifference | None
+    kind: FigureKind, names: Sequence[str], estimates: Sequence[Estimate], paired: MeanDifference | None
 ) -> str:
-    first, second = estimates
-    start = (
-        f"Highest {kind.title}: {estimate_text(first)} of {names[0]}; next is {estimate_text(second)} of {names[1]}."
-    )
-    if math.isnan(first.low) or math.isnan(second.low):
-        return f"{start} Without two seeds of each, the order may be chance."
-    if paired is not None and paired.has_verdict:
-        where = f"on their {paired.num_seeds} shared seeds"
-        return f"{start} Seed by seed, {paired.verdict(names[0], names[1], where)}."
-    if first.low > second.high:
-        return f"{start} Their 95 % intervals over seeds do not overlap."
-    return f"{start} Their 95 % intervals over seeds overlap: the order may be chance."
+    (first, second), (name, other) = estimates, names
+    start = f"Highest {kind.title}: {estimate_text(first)} of {name}; next is {estimate_text(second)} of {other}."
+    values = (np.array([each for each in side.values if math.isfinite(each)]) for side in estimates)
+    how, difference = ("Seed by seed, ", paired) if paired else ("", unpaired_difference(*values))
+    return f"{start} {how}{difference.line(name, other)}."

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gflownet.evaluation.racing import rank_correlation
 from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.graphs.assignment import as_yaml, differing, values_of, words_of
 from gflownet.pictures.chart import NONE, Table, number_text
 from gflownet.records.status import RunState
 from gflownet.report.page.drawings import Drawing, drawing_of
-from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
+from gflownet.report.page.run_data import RunData, mapping_of
+from gflownet.report.results import Finalist, FinalResults, Results
+from gflownet.report.verdict import score_text, side_words
 
 NUM_SHOWN = 10
 _MAX_COLUMNS = 4  # of the table, so that a phone shows it
-PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
-_ASSIGNMENT = "from gflownet.graphs.assignment import Assignment as Graph"
-_COLOURED = "from gflownet.graphs.canonical import ColouredGraph as Graph"
-_PROGRAM = "from gflownet.envs.tensor_program import TensorProgram as Graph"
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,6 @@ class Ranked:
     drawing: Drawing
     network: Drawing | None = None  # the whole network around a cell
     load: str = ""  # Python lines; empty if there is nothing to load yet
-    load_note: str = ""
     choices: str = ""  # YAML; empty for other objects than choices
 
 
@@ -60,25 +55,24 @@ class BestSection:
 
 def best_section(run: RunData) -> BestSection | None:
     """Return the best architectures from top_architectures.json, or from the evaluations before the end."""
-    if run.top:
-        top = run.top[:NUM_SHOWN]
+    if finalists := run.results.finalists[:NUM_SHOWN]:
+        entries = {rank: entry for entry in run.top if isinstance(rank := entry.get("rank"), int)}
+        top = [entries.get(each.rank or 0, {}) for each in finalists]
         graphs = _differing_first([mapping_of(entry.get("graph")) for entry in top])
-        ranked = []
-        for rank, (entry, graph) in enumerate(zip(top, graphs, strict=True)):
-            number = entry["rank"] if isinstance(entry.get("rank"), int) else rank
-            load = _load_lines(run, entry, rank=number)
-            ranked.append(_ranked(entry, rank, graph, run=run, start=f"Rank {number}", load=load))
-        return BestSection(ranked, table_of(ranked), _source(run.top) + _correlation_words(run))
+        ranked = [
+            _ranked(each, entry, graph, run=run, start="Rank {}")
+            for each, entry, graph in zip(finalists, top, graphs, strict=True)
+        ]
+        return BestSection(ranked, table_of(ranked), _source(run.results))
     records = best_records(run)[:NUM_SHOWN]
     if not records:
         return None
     graphs = _differing_first([json.loads(record.graph) for record in records])
-    note = "A line that loads it with its weights appears here after the final stage."
     ranked = []
     for rank, (record, graph) in enumerate(zip(records, graphs, strict=True)):
-        entry = {"validation_score": record.score, "num_parameters": record.num_parameters, "words": words_of(graph)}
-        entry |= {"metrics": record.metrics, "step": record.step}
-        ranked.append(_ranked(entry, rank, graph, run=run, start=f"Rank {rank} so far", load=("", note)))
+        words = words_of(graph) or ""
+        finalist = Finalist(rank, record.score, record.num_parameters, record.metrics, words=words)
+        ranked.append(_ranked(finalist, {"step": record.step}, graph, run=run, start="Rank {} so far"))
     is_over = run.status is not None and run.status.state is not RunState.RUNNING
     when = "The run ended before its final stage" if is_over else "The final stage comes at the end of the run"
     source = (
@@ -93,31 +87,20 @@ def best_records(run: RunData) -> list[EvaluationRecord]:
     return sorted(run.feasible, key=lambda record: -record.score)
 
 
-def _source(top: Sequence[Mapping[str, Any]]) -> str:
-    scores = [mapping_of(entry.get("final")).get("scores") for entry in top]
-    num_seeds = max((len(each) for each in scores if isinstance(each, list)), default=0)
+def _source(results: Results) -> str:
+    final = results.final or FinalResults()
+    num_seeds = max((len(each.final.scores) for each in final.finalists if each.final is not None), default=0)
     if not num_seeds:
         return "Scores of the search, one training each: the best of noisy scores is too high on average."
     if num_seeds == 1:
         return "Scores are those of one new training on a new seed. Test data had no part in the search."
+    correlation = ""
+    if final.correlation is not None:
+        correlation = f" Rank correlation of their scores in the search and on new seeds: {final.correlation:.2f}."
     return (
         f"Scores are means of up to {num_seeds} trainings on new seeds, with 95 % intervals that hold for all ranks "
         "at once, so also for the best. Scores in the search are too high on average: the best were chosen by them. "
-        "Test data had no part in the search."
-    )
-
-
-def _correlation_words(run: RunData) -> str:
-    """Return the rank correlation of the finalists in search and final stage, where these may train differently."""
-    finals = [(entry.get("validation_score"), mapping_of(entry.get("final"))) for entry in run.top]
-    scores = [(figure_of(score), figure_of(final.get("mean"))) for score, final in finals if not final.get("errors")]
-    pairs = [pair for pair in scores if all(map(math.isfinite, pair))]
-    correlation = rank_correlation(pairs) if run.option("final.epochs") is not None else math.nan
-    if math.isnan(correlation):
-        return ""
-    return (
-        f" With final.epochs={run.option('final.epochs')}, the rank correlation of the finalists in the search and on "
-        f"new seeds is {number_text(correlation, 2)}."
+        f"Test data had no part in the search.{correlation}"
     )
 
 
@@ -134,78 +117,35 @@ def _differing_first(graphs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def _ranked(
-    entry: Mapping[str, Any], rank: int, graph: Mapping[str, Any], *, run: RunData, start: str, load: tuple[str, str]
+    finalist: Finalist, entry: Mapping[str, Any], graph: Mapping[str, Any], *, run: RunData, start: str
 ) -> Ranked:
-    """Return the card of an entry of top_architectures.json, or of an evaluation in the same form."""
-    network, words, values = mapping_of(entry.get("network")), entry.get("words"), values_of(graph)
-    drawing = drawing_of(graph, num_parameters=entry.get("num_parameters"))
+    """Return the card of an architecture with its entry of top_architectures.json."""
+    network, values = mapping_of(entry.get("network")), values_of(graph)
+    words = finalist.words
+    drawing = drawing_of(graph, num_parameters=finalist.num_parameters)
     return Ranked(
-        key=f"rank-{rank}",
-        title=start + (f": {words}" if isinstance(words, str) and words else ""),
-        facts=list(_facts(entry, run.score_name)),
+        key=f"rank-{finalist.rank}",
+        title=start.format(finalist.rank) + (f": {words}" if words else ""),
+        facts=list(_facts(finalist, entry, run.score_name, run.results.metric)),
         drawing=drawing,
         network=drawing_of(network) if network else None,
-        load=load[0],
-        load_note=load[1],
+        load=finalist.load,
         choices=as_yaml(values) if values and drawing.svg is None and not words else "",
     )
 
 
-def score_words(value: object, interval: object) -> str:
-    """Return a score with half the width of its interval: 0.9347 ± 0.0302."""
-    match value, interval:
-        case (int() | float(), [int() | float() as low, int() | float() as high]):
-            half, text = (high - low) / 2, _score(value)
-            has_decimals = text == f"{value:.4f}" and f"{half:.4f}" != "0.0000"
-            return f"{text} {PLUS_MINUS} {f'{half:.4f}' if has_decimals else number_text(half)}"
-        case (int() | float(), _):
-            return _score(value)
-    return number_text(None)
-
-
-def _score(value: float) -> str:
-    """Return a score with four decimals, or four digits where it is far from 1."""
-    return f"{value:.4f}" if abs(value) < 10 and round(value, 2) else number_text(float(value))
-
-
-def _facts(entry: Mapping[str, Any], score: str) -> Iterator[tuple[str, str]]:
-    final = mapping_of(entry.get("final"))
-    if _is_number(final.get("mean")):
-        yield f"{score}, new seeds", score_words(final["mean"], final.get("interval"))
-    yield f"{score} in the search", score_words(entry.get("validation_score"), None)
-    if _is_number(entry.get("test_score")):
-        yield f"test {score}", score_words(entry["test_score"], None)
-    if _is_number(entry.get("num_parameters")):
-        yield "parameters", f"{entry['num_parameters']:,}"
-    if _is_number(entry.get("step")):
+def _facts(each: Finalist, entry: Mapping[str, Any], score: str, metric: str) -> Iterator[tuple[str, str]]:
+    if each.final is not None:
+        yield f"{score}, new seeds", side_words(each.final)
+    yield f"{score} in the search", score_text(each.score)
+    if each.final is not None and metric:
+        yield f"{metric}, new seeds", number_text(each.final.metric)
+    if each.test_score is not None:
+        yield f"test {score}", score_text(each.test_score)
+    if each.num_parameters is not None:
+        yield "parameters", f"{each.num_parameters:,}"
+    if "step" in entry:
         yield "found in step", f"{entry['step']:,}"
-    metrics = mapping_of(entry.get("metrics"))
-    shown = {"parameters"} | {name for name in metrics if metrics[name] == entry.get("validation_score")}
-    for name in [name for name in metrics if name not in shown][:3]:
-        if _is_number(metrics[name]):
-            yield name.replace("_", " "), number_text(float(metrics[name]))
-
-
-def _load_lines(run: RunData, entry: Mapping[str, Any], *, rank: int) -> tuple[str, str]:
-    """Return the Python lines that load an architecture, and a note."""
-    path = str(run.folder / "top_architectures.json")
-    graph = mapping_of(entry.get("network")) or mapping_of(entry.get("graph"))
-    nodes = graph.get("nodes")
-    first = mapping_of(nodes[0]) if isinstance(nodes, list) and nodes else {}
-    if "node_type" in first or "module" in entry:
-        has_weights = bool(mapping_of(entry.get("weights")))
-        end = "" if has_weights else ", weights=False"
-        note = "With its trained weights." if has_weights else "A new, untrained model: no weights were saved."
-        return f"import gflownet\nmodel = gflownet.load({path!r}, rank={rank}{end})", note
-    kind = _ASSIGNMENT if "name" in first else _COLOURED
-    if mapping_of(graph.get("graph")).get("program") is not None:
-        kind = _PROGRAM
-    lines = f"import json, pathlib\n{kind}\nentries = json.loads(pathlib.Path({path!r}).read_text())\n"
-    weights = mapping_of(entry.get("weights")).get("file")
-    note = f"Trained weights: {run.folder / str(weights)} (safetensors)." if weights else ""
-    entry_code = f"next(entry['graph'] for entry in entries if entry['rank'] == {rank})"
-    return f"{lines}graph = Graph.from_dict({entry_code})", note
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and number_of(value) is not None
+    shown = {"parameters"} | {name for name, value in each.metrics.items() if value == each.score}
+    for name in [name for name in each.metrics if name not in shown][:3]:
+        yield name.replace("_", " "), number_text(each.metrics[name])

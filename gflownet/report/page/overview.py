@@ -14,14 +14,12 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.pictures.chart import duration_text
 from gflownet.plugins import ExtensionPoint
-from gflownet.records.status import Phase, RunState
-from gflownet.report.page.run_data import RunData, mapping_of, number_of
+from gflownet.records.status import RunState
+from gflownet.report.page.run_data import RunData, mapping_of, time_of
 from gflownet.report.page.secrets import masked
 from gflownet.report.verdict import spent_words
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 
-# Steps whose pace gives the time left.
-_RECENT_STEPS = 50
 _SAMPLER_UNIT = "step of the sampler"
 
 
@@ -87,44 +85,10 @@ def seconds_used(run: RunData, *, written: datetime) -> float | None:
     if run.status.state not in (RunState.RUNNING, RunState.KILLED) or not run.status.sessions:
         return total
     session = run.status.sessions[-1]
-    signs = [_time(record.created) for record in run.evaluations if record.created]
-    end = written if run.is_running else max(signs, default=_time(session.started))
-    since = (end - _time(session.started)).total_seconds()
+    signs = [time_of(record.created) for record in run.evaluations if record.created]
+    end = written if run.is_running else max(signs, default=time_of(session.started))
+    since = (end - time_of(session.started)).total_seconds()
     return total + max(0.0, since - sum(session.seconds.values()))
-
-
-def seconds_left(run: RunData, progress: Progress) -> float | None:
-    """Return an estimate for the phase of a running run, None if unknown.
-
-    It is the smallest of the estimates by steps and by the budget, from the pace of the last steps.
-    """
-    if not run.is_running or run.status is None:
-        return None
-    if run.status.sessions[-1].phase not in (Phase.START, Phase.TRAINING, Phase.SEARCH, Phase.SAMPLER):
-        return None
-    return min(_estimates(run, progress), default=None)
-
-
-def _estimates(run: RunData, progress: Progress) -> Iterator[float]:
-    """Yield the seconds until the last step, and until the budget is spent."""
-    rows = sampler_rows(run) if progress.unit == _SAMPLER_UNIT else run.metrics
-    times = [(used, row) for row in rows if (used := number_of(row.get("seconds"))) is not None][-_RECENT_STEPS:]
-    if not times:
-        return
-    (start, first), (end, last) = times[0], times[-1]
-    seconds, num_steps = end - start, last["step"] - first["step"]
-    if progress.unit == "evaluation":
-        num_steps = progress.done * num_steps / max(1, len(run.metrics))
-    if progress.total and seconds > 0 and num_steps > 0:
-        yield seconds / num_steps * max(0, progress.total - progress.done)
-    if progress.unit == _SAMPLER_UNIT:  # the budget is that of the search
-        return
-    num_budget = run.num_planned
-    num_new = (number_of(last.get("num_distinct")) or 0) - (number_of(first.get("num_distinct")) or 0)
-    if num_budget and progress.unit == "step" and seconds > 0 and num_new > 0:
-        yield seconds / num_new * max(0, num_budget - int(number_of(last.get("num_distinct")) or 0))
-    if limit := run.number("budget.seconds"):
-        yield max(0.0, limit - float(run.plan.get("final_seconds", 0.0)) - end)
 
 
 def sampler_rows(run: RunData) -> Sequence[Mapping[str, Any]]:
@@ -189,35 +153,24 @@ def _state_words(run: RunData, progress: Progress) -> str:
 
 
 def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[tuple[str, str]]:
+    yield "time used", duration_text(seconds_used(run, written=written))
     num_failed = sum(record.status is not EvaluationStatus.OK for record in run.searched)
     num, planned = f"{run.num_evaluated:,}", f" of {run.num_planned:,}" if run.num_planned else ""
-    num_stopped = run.num_evaluated - len(run.searched)
+    num_stopped = sum(bool(row.metrics.get("is_stopped")) for row in run.evaluations if not row.seed)
     ends = [
         f", {count:,} {word}" for count, word in ((num_stopped, "stopped early"), (num_failed, "failed")) if count > 0
     ]
     yield "evaluations of the search", "".join([num, planned, *ends])
-    if others := spent_words(run.evaluations, run.plan):
+    if others := spent_words(run.spent, run.plan):
         yield "trainings on new seeds", others
     if not has_search_method(run) or progress.unit == _SAMPLER_UNIT:
         name = "steps of the sampler" if has_search_method(run) else "training steps"
         yield name, f"{progress.done:,} of {progress.total:,}" if progress.total else f"{progress.done:,}"
-    yield "time used", duration_text(seconds_used(run, written=written))
-    if run.is_running:
-        left = seconds_left(run, progress)
-        yield "time left", "not known yet" if left is None else f"about {duration_text(left)}, then the final stage"
     if run.status is not None and run.status.sessions:
-        yield "started", minute_text(_time(run.status.sessions[0].started))
+        yield "started", minute_text(time_of(run.status.sessions[0].started))
     yield "seed", str(run.option("seed"))
 
 
 def minute_text(time: datetime) -> str:
     """Return a time in UTC to the minute."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _time(text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return datetime.fromtimestamp(0, UTC)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)

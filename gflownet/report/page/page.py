@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.errors import counted
 from gflownet.options import leaves
-from gflownet.pictures.chart import Table, number_text
+from gflownet.pictures.chart import Chart, Table, number_text
 from gflownet.records.status import RunState
 from gflownet.report.page.best import BestSection, best_section
 from gflownet.report.page.curves import curves_of
@@ -38,7 +38,6 @@ from gflownet.report.page.run_data import RunData, number_of
 from gflownet.report.page.secrets import masked_command
 from gflownet.report.page.sections import (
     CertificateSection,
-    FrontSection,
     ReferenceSection,
     certificate_section,
     failure_section,
@@ -47,7 +46,7 @@ from gflownet.report.page.sections import (
     set_section,
     time_section,
 )
-from gflownet.report.verdict import sampler_lines, spent_on
+from gflownet.report.verdict import better_method, is_above_random, sampler_lines, side_words
 
 _MAX_FACTS = 4  # of the best architecture on the first screen
 _OPTION_NAME = re.compile(r"[a-z]\w*(\.\w+)+")
@@ -147,9 +146,9 @@ class Section:
 def page_of(run: RunData, *, written: datetime | None = None) -> str:
     """Return the page of a run: one HTML document without links to other files.
 
-    The page of the same run, `written` at the same time, is the same text.
+    The page of the same run is the same text; while it runs, if `written` at the same time.
     """
-    written = datetime.now(UTC) if written is None else written
+    written = written or run.ended or datetime.now(UTC)
     sections = sections_of(run)
     overview = _section("overview", "", "", lambda: overview_of(run, written=written))
     facts = [("overview", f"could not be written: {overview.error}")]
@@ -222,6 +221,7 @@ class Statement:
     section: str = ""  # key of the section with more; empty: none
     code: str = ""  # command or Python to copy; empty: none
     table: Table | None = None
+    chart: Chart | None = None
 
 
 def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Statement]:
@@ -229,31 +229,26 @@ def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Stateme
     best, references, front = (contents.get(key) for key in ("best", "references", "front"))
     table = references.table if references is not None and references.table.rows else None
     compared = Statement(
-        "Compared", [*_compared(run, front, references)], "references" if references else "", table=table
+        "Compared",
+        [*_compared(run, references)],
+        "references" if references else "",
+        table=table,
+        chart=references.fronts if references else None,
     )
     if table is not None:
         yield compared
-    sentences = [] if front is None or not front.ranked else [_front_words(front)]
-    sentences += [] if best is None else _found(run, best)
+    sentences = [] if best is None else _found(run, best)
     yield Statement("Found", sentences or ["Nothing yet: no evaluation has succeeded."], "front" if front else "best")
     if table is None:
         yield compared
     yield Statement("Sampler", [_sampler_words(run, contents.get("certificate"))], "certificate")
-    yield _next(run, best, references)
+    yield _next(run)
     yield Statement("Searched", [searched_words(run)])
     if (effects := contents.get("effects")) is not None and effects.sentence:
         yield Statement("What matters", [effects.sentence], "effects")
     if (failures := contents.get("failures")) is not None and failures.num_failed:
         words = f"{failures.num_failed:,} of {counted(failures.num_evaluated, 'evaluation')}, most often: "
         yield Statement("Failures", [words + failures.kinds[0].error], "failures")
-
-
-def _front_words(front: FrontSection) -> str:
-    """Return the size and the ends of the front."""
-    ends = [front.ranked[0], front.ranked[-1]]
-    texts = [", ".join(f"{name} {value}" for name, value in each.facts if "new seeds" not in name) for each in ends]
-    between = "" if front.num_front == 1 else f" to {texts[-1]}"
-    return f"{counted(front.num_front, 'architecture')} on the front of {front.objectives}: from {texts[0]}{between}."
 
 
 def _found(run: RunData, best: BestSection) -> list[str]:
@@ -263,23 +258,22 @@ def _found(run: RunData, best: BestSection) -> list[str]:
     facts = "".join(f"; {key} {value}" for key, value in others[:_MAX_FACTS])
     if name == f"{run.score_name} in the search":
         return [f"{first.title}: {run.score_name} {score} in the search (higher is better{facts}).", best.source]
-    num_seeds = counted(len(run.top[0]["final"].get("scores", ())), "training")
+    final = run.results.finalists[0].final
+    num_seeds = counted(len(final.scores) if final else 0, "training")
     return [
         f"{first.title}: {run.score_name} {score}, mean of {num_seeds} on new seeds (higher is better{facts}). The "
         "score in the search is too high on average: the best were chosen by it."
     ]
 
 
-def _compared(run: RunData, front: FrontSection | None, references: ReferenceSection | None) -> Iterator[str]:
+def _compared(run: RunData, references: ReferenceSection | None) -> Iterator[str]:
     """Yield the comparison with random architectures and standard methods, or why there is none."""
     if references is not None:
         if references.summary:
             yield f"{sentence(references.summary)}"
-        num = {kind: spent.num for kind, spent in spent_on(run.evaluations).items()}
+        num = {kind: spent.num for kind, spent in run.spent.items()}
         own, random = num.get("search", 0) + num.get("final stage", 0), num.get("random reference", 0)
         yield f"Trainings: {own:,} of the search and its final stage, {random:,} of random architectures."
-    elif front is not None and front.random:
-        yield front.random
     else:
         is_open = run.status is not None and run.status.state is not RunState.COMPLETED
         yield (
@@ -293,8 +287,8 @@ def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:
     """Return the verdict of the certificate, or the check of the sampler of a search, or the change of the loss."""
     if certificate is not None and certificate.verdicts:
         return certificate.verdicts[0].words
-    if run.sampler:
-        return " ".join(map(sentence, sampler_lines(run.sampler)))
+    if (sampler := run.results.sampler) is not None:
+        return " ".join(map(sentence, sampler_lines(sampler)))
     rows = sampler_rows(run) if has_search_method(run) else run.metrics
     losses = [value for row in rows if (value := number_of(row.get("loss"))) is not None]
     if not losses:
@@ -308,30 +302,28 @@ def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:
 
 def advice(run: RunData) -> list[str]:
     """Return the next step after a run in lines, the last one to be pasted; none where that is to load the best."""
-    best, references = (
-        _section("next", "", "", partial(build, run)).content for build in (best_section, reference_section)
-    )
-    statement = None if best is None else _next(run, best, references)
-    if statement is None or statement.section == "best":
+    statement = _next(run)
+    if statement.section == "best":
         return []
     return [*statement.lines, *(f"  {line}" for line in [statement.code] if line)]
 
 
-def _next(run: RunData, best: BestSection | None, references: ReferenceSection | None) -> Statement:
+def _next(run: RunData) -> Statement:
     """Return the next step: wait, resume, use a better method, search longer, or load the best architecture."""
+    comparisons, finalists = run.results.comparisons, run.results.finalists
     if run.is_running:
         return Statement("Next", ["Wait for the end of the run: the best architectures are measured again there."])
     if is_resumable(run):
         return Statement("Next", ["Continue the run:"], code=resume_command(run))
-    if best is None:
+    if not finalists:
         return Statement("Next", ["See the failures, and change the space or the evaluation."], "failures")
-    if references is not None and references.better is not None:
-        words = f"Use {references.better.name} ({references.better.words}), which is clearly better, or widen the space"
-        return Statement("Next", [f"{words}:" if references.better.load else f"{words}."], code=references.better.load)
-    if references is not None and not references.is_above_random:
+    if (better := better_method(comparisons)) is not None:
+        words = f"Use {better.name} ({side_words(better)}), which is clearly better, or widen the space"
+        return Statement("Next", [f"{words}:" if better.load else f"{words}."], code=better.load)
+    if not is_above_random(comparisons):
         key = "budget.evaluations" if run.number("budget.evaluations") else "num_training_steps"
         longer = resume_command(run, f"{key}={2 * int(run.number(key) or 0)}")
         return Statement(
             "Next", ["Search longer, as the search is not clearly better than random architectures:"], code=longer
         )
-    return Statement("Next", ["Load the best architecture:"], "best", best.ranked[0].load)
+    return Statement("Next", ["Load the best architecture:"], "best", finalists[0].load)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.errors import UserError, counted
-from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.overview import StoreOverview
 from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, record_of
@@ -25,7 +25,8 @@ from gflownet.records.status import STATUS_NAME, RunState, RunStatus, read_statu
 from gflownet.records.trust import is_trusted
 from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
-from gflownet.report.verdict import sampler_lines, spent_on
+from gflownet.report.results import RESULTS_NAME, Results, Spent, read_results
+from gflownet.report.verdict import spent_on
 from gflownet.search.config import AUTO, GFLOWNET
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times faster
@@ -43,11 +44,9 @@ class RunData:
     metrics: Sequence[Mapping[str, Any]]  # a row per step, in order of steps
     evaluations: Sequence[EvaluationRecord]  # finished rows of this run, oldest first
     top: Sequence[Mapping[str, Any]]  # top_architectures.json, best first; empty before the end
-    references: Sequence[Mapping[str, Any]]
+    results: Results  # results.json
     front: Sequence[Mapping[str, Any]]  # pareto_front.json; empty with one objective, or before the end
     certificate: Mapping[str, Any] | None
-    sampler: Mapping[str, Any]  # figures of that of a search (docs/run-folder.md); empty: none
-    set_of_networks: Mapping[str, Any]  # set.json; empty without one
     account: Sequence[str] = ()  # data.txt: lines about the data that was read
     problems: Sequence[str] = field(default=())  # missing and damaged files, a line each
 
@@ -63,6 +62,14 @@ class RunData:
     def number(self, key: str) -> float | None:
         """Return a numeric option, None where its value is unknown, such as ${oc.env:STEPS}."""
         return number_of(self.option(key))
+
+    @property
+    def ended(self) -> datetime | None:
+        """The end of the last session, None for a run without a known one."""
+        if self.status is None or self.status.state in (RunState.RUNNING, RunState.KILLED):
+            return None
+        session = self.status.sessions[-1]
+        return time_of(session.started) + timedelta(seconds=sum(session.seconds.values()))
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -99,24 +106,19 @@ class RunData:
     @property
     def score_name(self) -> str:
         """The name of the score of an architecture."""
-        return str(self.plan.get("score") or "score")
+        return self.results.score if self.results.final else str(self.plan.get("score") or "score")
 
     @property
     def num_evaluated(self) -> int:
         """The evaluations of the search that count to its budget: whole ones, and trainings that were stopped early."""
-        spent = spent_on(self.evaluations).get("search")
+        spent = self.spent.get("search")
         return 0 if spent is None else spent.num
 
     @cached_property
-    def repeated(self) -> list[EvaluationRecord]:
-        """Trainings of the finalists on new seeds, failed ones included."""
-        return [record for record in self.evaluations if 0 < record.seed < RANDOM_REPEAT]
-
-    @cached_property
-    def random(self) -> list[EvaluationRecord]:
-        """Successful first trainings of random architectures, of the length of the search."""
-        rows = [record for record in self.evaluations if record.seed == RANDOM_REPEAT and record.fidelity == 0]
-        return [record for record in rows if record.status is EvaluationStatus.OK]
+    def spent(self) -> Mapping[str, Spent]:
+        """The evaluations so far by what they were for; at the end those of the results."""
+        final = None if self.is_running else self.results.final
+        return (final and final.spent) or spent_on(self.evaluations)
 
     @cached_property
     def limits(self) -> dict[str, float]:
@@ -148,6 +150,15 @@ class RunData:
     def described(self) -> list[Description]:
         """Features and sizes of `feasible`."""
         return [described(parse_json(record.graph)) for record in self.feasible]
+
+
+def time_of(text: str) -> datetime:
+    """Return a time of a file, 1970 for another text."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def number_of(value: object) -> float | None:
@@ -220,11 +231,9 @@ def read_run(folder: Path) -> RunData:
         metrics=_metric_rows(folder / "metrics.jsonl", problems),
         evaluations=_evaluations(folder, _store_url(folder, tree, problems), run=run_id, problems=problems),
         top=listed("top_architectures.json", is_needed=is_after_end),
-        references=listed("references.json", is_needed=False),
+        results=_results(folder, problems, is_needed=is_after_end),
         front=listed("pareto_front.json", is_needed=False),
         certificate=certificate if isinstance(certificate, dict) else None,
-        sampler=_sampler(folder, problems),
-        set_of_networks=mapping_of(_json(folder / "set.json", problems)),
         account=path.read_text(errors="replace").splitlines() if (path := folder / "data.txt").is_file() else (),
         problems=[masked(problem) for problem in problems],
     )
@@ -287,14 +296,15 @@ def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]
         return []
 
 
-def _sampler(folder: Path, problems: list[str]) -> Mapping[str, Any]:
-    """Return the figures of the sampler; none without any, or where they are damaged."""
-    record = mapping_of(_json(folder / "sampler.json", problems))
+def _results(folder: Path, problems: list[str], *, is_needed: bool) -> Results:
+    """Return the results of a run; no parts where they are damaged."""
+    if is_needed and not (folder / RESULTS_NAME).exists():
+        problems.append(f"{RESULTS_NAME} is missing.")
     try:
-        return record if record and sampler_lines(record) else {}
-    except (LookupError, TypeError, ValueError):
-        problems.append("sampler.json is damaged.")
-        return {}
+        return read_results(folder)
+    except UserError as error:
+        problems.append(str(error))
+        return Results()
 
 
 def _json(path: Path, problems: list[str]) -> Any:

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gflownet.certificate.words import sentence, table
 from gflownet.errors import counted
 from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, failure_kind, first_line
-from gflownet.metrics.statistics import Interval, non_dominated
 from gflownet.pictures.bar_charts import Bar, Estimate, bar_chart, interval_chart
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
-from gflownet.pictures.line_charts import Highlight, Line, line_chart, scatter_chart
-from gflownet.report.page.best import Ranked, score_words, table_of
+from gflownet.pictures.line_charts import Highlight, Line, front_chart, line_chart, scatter_chart
+from gflownet.report.page.best import Ranked, table_of
 from gflownet.report.page.drawings import drawing_of
 from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 from gflownet.report.page.secrets import masked
-from gflownet.report.verdict import (
-    COMPARED,
-    HYPERVOLUME,
-    Side,
-    comparisons_of,
-    full_name,
-    is_beaten,
-    is_random,
-    random_note,
-    side_of,
-    spent_on,
-    summary_of,
-)
-
-NUM_RANKS = 5
+from gflownet.report.results import Results, Side
+from gflownet.report.verdict import HYPERVOLUME, RANDOM, comparison_rows, full_name, random_note, score_text, summary_of
 
 
 @dataclass(frozen=True)
@@ -44,66 +27,70 @@ class ReferenceSection:
     """A chart, the comparison in a sentence and a table, and how to load the references."""
 
     chart: Chart
+    fronts: Chart | None  # of a score and a cost, on new seeds
     summary: str
     table: Table
     note: str  # what random search is
     loads: Sequence[tuple[str, str]]  # name and line of Python
-    is_above_random: bool  # whether rank 0 is clearly better than random architectures
-    better: Side | None  # the best of the standard methods that are clearly better than rank 0
 
 
 def reference_section(run: RunData) -> ReferenceSection | None:
-    """Return the references of a run with the best ranks, None without references."""
-    ranks = [
-        (side, _estimate(side, entry, href=f"#rank-{place}"))
-        for place, entry in enumerate(run.top[:NUM_RANKS])
-        if (side := side_of(f"rank {entry.get('rank')}", mapping_of(entry.get("final")))) is not None
-    ]
-    references = [
-        (side, _estimate(side, entry))
-        for entry in run.references
-        if (side := side_of(str(entry.get("name")), entry)) is not None
-    ]
+    """Return the references of a run with all ranks, None without references."""
+    results, comparisons = run.results, run.results.comparisons
+    ranks = [_estimate(each.final, href=f"#rank-{each.rank}") for each in results.finalists if each.final is not None]
+    sides = [each.reference for each in comparisons]
+    name = results.score
     chart = interval_chart(
         "references-chart",
-        f"{run.score_name[:1].upper()}{run.score_name[1:]} on new seeds, with 95 % intervals",
-        [estimate for side, estimate in (*ranks, *references) if side.measure != HYPERVOLUME],
-        x_label=f"{run.score_name} (higher is better)",
-        header=("architecture", run.score_name, "95 % interval", f"test {run.score_name}", "parameters"),
+        f"{name[:1].upper()}{name[1:]} on new seeds, with 95 % intervals",
+        [*ranks, *(_estimate(side) for side in sides if side.measure != HYPERVOLUME)],
+        x_label=f"{name} (higher is better)",
+        header=("architecture", name, "95 % interval", f"test {name}", "parameters"),
         legend=("found by this run", "reference"),
     )
-    if chart is None or not references:
+    if chart is None or not comparisons:
         return None
-    sides = [side for side, _ in references]
-    random = [side for side in sides if is_random(side.name) and side.measure in ("", HYPERVOLUME)]
-    standard = [side for side in sides if not side.measure and not is_random(side.name)]
-    better = [side for side in standard if ranks and is_beaten(ranks[0][0], side)]
-    comparisons = comparisons_of(ranks[0][0] if ranks else None, sides)
+    header, rows = comparison_rows(comparisons, metric=results.metric)
     return ReferenceSection(
         chart,
-        summary=summary_of(comparisons),
-        table=Table(COMPARED, [list(each.cells) for each in comparisons]),
+        _fronts(results),
+        summary=summary_of(comparisons, metric=results.metric),
+        table=Table(header, rows),
         note=random_note(comparisons),
-        loads=[(full_name(side.name, side.measure), side.load) for side in sides if side.load],
-        is_above_random=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in random),
-        better=max(better, key=lambda side: side.mean, default=None),
+        loads=[(full_name(side), side.load) for side in sides if side.load],
     )
 
 
-def _estimate(side: Side, entry: Mapping[str, Any], *, href: str = "") -> Estimate:
+def _fronts(results: Results) -> Chart | None:
+    """Return the mean scores on new seeds of the finalists and of the random ones over their cost; None without one."""
+    if (final := results.final) is None or not final.cost:
+        return None
+    groups = {"this run": final.finalists, RANDOM: final.random}
+    fronts = [
+        (name, [(each.metrics[final.cost], each.final) for each in group if each.final is not None and not each.errors])
+        for name, group in groups.items()
+    ]
+    return front_chart(
+        "fronts-chart",
+        f"{results.score} on new seeds over {final.cost.replace('_', ' ')}, with 95 % intervals",
+        [(name, [(cost, side.mean, side.low, side.high) for cost, side in points]) for name, points in fronts],
+        x_label=final.cost.replace("_", " "),
+        y_label=results.score,
+    )
+
+
+def _estimate(side: Side, *, href: str = "") -> Estimate:
     """Return a row of the chart; those with a link are ranks."""
-    low, high = (side.mean, side.mean) if math.isnan(side.low + side.high) else (side.low, side.high)
-    num_parameters = entry.get("num_parameters")
-    size = f"{num_parameters:,}" if isinstance(num_parameters, int) else number_text(None)
-    cells = [score_words(entry.get("test_score"), None), size]
-    name = side.name.capitalize() if href else full_name(side.name, side.measure)
-    return Estimate(name, side.mean, low, high, cells=cells, is_marked=bool(href), href=href)
+    low, high = (side.mean, side.mean) if math.isnan(side.low) else (side.low, side.high)
+    size = number_text(None) if side.num_parameters is None else f"{side.num_parameters:,}"
+    test = number_text(None) if side.test_score is None else score_text(side.test_score)
+    name = side.name.capitalize() if href else full_name(side)
+    return Estimate(name, side.mean, low, high, cells=[test, size], is_marked=bool(href), href=href)
 
 
 def set_section(run: RunData) -> tuple[Table, Sequence[Chart], str] | None:
     """Return test figures of the set of networks and of others, its reliability, and how to load it; None without."""
-    rows = run.set_of_networks.get("table")
-    if not rows:
+    if not (rows := run.results.set):
         return None
     shown = [name for name, value in rows[0].items() if isinstance(value, float)]
     cells = [[row["name"], f"{row['num_parameters']:,}", *(number_text(row[name]) for name in shown)] for row in rows]
@@ -134,7 +121,6 @@ class FrontSection:
     table: Table
     num_front: int
     objectives: str  # with their directions, where known
-    random: str  # comparison with random architectures, empty without
 
 
 def front_section(run: RunData) -> FrontSection | None:
@@ -146,85 +132,26 @@ def front_section(run: RunData) -> FrontSection | None:
     front = run.front[:MAX_SHOWN]
     directions = mapping_of(run.plan.get("directions"))
     words = [f"{name} ({_DIRECTIONS[directions[name]]})" if name in directions else name for name in names]
-    signs = [{"min": -1, "max": 1}.get(directions.get(name, ""), 0) for name in names]
-    points = [tuple(map(float, point)) for point in _random_front(run, names, signs)]
-    means = _repeated(run, names[0])
-    repeated = [means.get(_shape(entry.get("graph"))) for entry in front]
-    charts = [_chart(run, names, place, front, repeated, points) for place in range(1, len(names))]
-    ranked = [_card(entry, rank, names, mean) for rank, (entry, mean) in enumerate(zip(front, repeated, strict=True))]
+    charts = [_chart(run, names, place, front) for place in range(1, len(names))]
+    ranked = [_card(entry, rank, names) for rank, entry in enumerate(front)]
     return FrontSection(
         charts=[chart for chart in charts if chart is not None],
         ranked=ranked,
         table=table_of(ranked),
         num_front=len(run.front),
         objectives=" and ".join(words) if len(words) == 2 else ", ".join(words),
-        random=_random_words(run, names, signs, points),
     )
 
 
 _DIRECTIONS = {"min": "lower is better", "max": "higher is better"}
 
 
-def _random_front(run: RunData, names: Sequence[str], signs: Sequence[int]) -> list[list[float]]:
-    """Return the front of the random architectures, each trained once; none where a direction is unknown."""
-    rows = [record for record in run.random if all(name in record.metrics for name in names)]
-    if not rows or not all(signs):
-        return []
-    values = np.array([[record.metrics[name] for name in names] for record in rows])
-    front = values[non_dominated(values * signs)]
-    return front[np.argsort(-front[:, 0] * signs[0], kind="stable")].tolist()
-
-
-def _random_words(run: RunData, names: Sequence[str], signs: Sequence[int], points: Sequence[Sequence[float]]) -> str:
-    """Return how many points of the random front are dominated by one of the run, and the reverse."""
-    own = np.array([[_metric(entry, name) for name in names] for entry in run.front]).reshape(-1, len(names)) * signs
-    other = np.array(points).reshape(-1, len(names)) * signs
-    if not len(own) or not len(other) or not np.isfinite(own).all():
-        return ""
-    is_beaten = ~non_dominated(np.concatenate([own, other]))
-    return (
-        f"The run's front dominates {is_beaten[len(own) :].sum()} of the {len(other)} on the front of "
-        f"{counted(len(run.random), 'random architecture')}; these dominate {is_beaten[: len(own)].sum()} of the run's "
-        f"{len(own)}. "
-        f"One training each, {counted(len(run.searched), 'evaluation')} in the search."
-    )
-
-
-def _repeated(run: RunData, name: str) -> dict[str, Interval]:
-    """Return means over new seeds by graph, of finalists without a failure; none where the name is not the score's."""
-    sides = [(entry, side_of("", mapping_of(entry.get("final")))) for entry in run.top if name == run.score_name]
-    return {
-        _shape(entry.get("graph")): Interval(side.mean, side.low, side.high)
-        for entry, side in sides
-        if side is not None and not entry["final"].get("errors")
-    }
-
-
-def _shape(graph: Any) -> str:
-    """Return nodes and edges as text: the entries of files have further data of the translation."""
-    data = mapping_of(graph)
-    return json.dumps([data.get("nodes"), data.get("edges")], sort_keys=True)
-
-
-def _chart(
-    run: RunData,
-    names: Sequence[str],
-    place: int,
-    front: Sequence[Mapping[str, Any]],
-    repeated: Sequence[Interval | None],
-    points: Sequence[Sequence[float]],
-) -> Chart | None:
+def _chart(run: RunData, names: Sequence[str], place: int, front: Sequence[Mapping[str, Any]]) -> Chart | None:
     first, other = names[0], names[place]
     evaluated = [(record.metrics.get(other, math.nan), record.metrics.get(first, math.nan)) for record in run.feasible]
     highlights = [
-        Highlight(
-            x,
-            y,
-            f"front {rank}: {first} {number_text(y)}, {other} {number_text(x)}",
-            f"#front-{rank}",
-            None if mean is None else (mean.value, mean.low, mean.high),
-        )
-        for rank, (entry, mean) in enumerate(zip(front, repeated, strict=True))
+        Highlight(x, y, f"front {rank}: {first} {number_text(y)}, {other} {number_text(x)}", f"#front-{rank}")
+        for rank, entry in enumerate(front)
         if math.isfinite(x := _metric(entry, other)) and math.isfinite(y := _metric(entry, first))
     ]
     return scatter_chart(
@@ -234,23 +161,14 @@ def _chart(
         highlights,
         x_label=other,
         y_label=first,
-        names=(
-            f"evaluated{run.limit_words}",
-            "on the front, one training",
-            f"{first} of finalists on new seeds, with its 95 % interval",
-            "front of random architectures",
-        ),
-        compared=[(point[place], point[0]) for point in points],
+        names=(f"evaluated{run.limit_words}", "on the front, one training"),
         is_joined=len(names) == 2,
         note="A point of the front is a link to its drawing." if highlights else "",
     )
 
 
-def _card(entry: Mapping[str, Any], rank: int, names: Sequence[str], mean: Interval | None) -> Ranked:
+def _card(entry: Mapping[str, Any], rank: int, names: Sequence[str]) -> Ranked:
     facts = [(name, number_text(_metric(entry, name))) for name in names]
-    if mean is not None:
-        ends = [mean.low, mean.high] if math.isfinite(mean.low + mean.high) else None
-        facts.insert(2, (f"{names[0]}, new seeds", score_words(mean.value, ends)))
     choices = text if isinstance(text := entry.get("choices"), str) else ""
     drawing = drawing_of(mapping_of(entry.get("graph")), num_parameters=entry.get("num_parameters"))
     return Ranked(f"front-{rank}", f"Front {rank}", facts, drawing, choices=choices)
@@ -320,10 +238,7 @@ class TimeSection:
 def time_section(run: RunData) -> TimeSection | None:
     """Return where the time went, None if nothing is known."""
     phases = {} if run.status is None else {name: (seconds, "") for name, seconds in run.status.seconds.items()}
-    kinds = {
-        name: (spent.seconds, f", {counted(spent.num, 'evaluation')}")
-        for name, spent in spent_on(run.evaluations).items()
-    }
+    kinds = {name: (spent.seconds, f", {counted(spent.num, 'evaluation')}") for name, spent in run.spent.items()}
     built = [
         _times("phases", "Phases of the run", "phase", phases),
         _times("evaluation-time", "Evaluations, in all evaluator processes", "evaluations", kinds),

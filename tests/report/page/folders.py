@@ -15,12 +15,13 @@ from typing import Any
 import psutil
 
 from gflownet.config import load_config, to_mapping, to_yaml
-from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus
 from gflownet.graphs.assignment import Assignment
 from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.page import page_of, read_run
+from gflownet.report.results import Finalist, FinalResults, Results, Side
+from gflownet.report.verdict import comparisons_of
 from tests.evaluation.candidates import classifier_graph
 
 RUN = "0123456789abcdef" * 2
@@ -157,8 +158,38 @@ def write_run(
     return folder
 
 
+def side(name: str, mean: float, half: float, num: int = 5, **fields: Any) -> Side:
+    """Return a mean of several scores with half its interval."""
+    return Side(name, mean, mean - half, mean + half, half, scores=(mean,) * num, **fields)
+
+
+def results_of(
+    top: Sequence[Mapping[str, Any]],
+    references: Sequence[Side] = (),
+    *,
+    random: tuple[Finalist, ...] = (),
+    **fields: Any,
+) -> dict[str, Any]:
+    """Return results.json of entries of top_architectures.json, of references, and of random finalists."""
+    finalists = []
+    for entry in top:
+        rank, final, own = entry["rank"], entry.get("final"), None
+        if final is not None:
+            low, high = final["interval"]
+            test, size = (entry.get("test_score"),), entry.get("num_parameters")
+            half, num = (high - low) / 2, len(final["scores"])
+            own = side(f"rank {rank}", final["mean"], half, num, tests=test, num_parameters=size)
+        load = f'import gflownet; model = gflownet.load("none/top_architectures.json", rank={rank}, weights=False)'
+        named = {key: entry[key] for key in ("num_parameters", "metrics", "test_score", "words") if key in entry}
+        finalists.append(Finalist(rank, entry["validation_score"], final=own, load=load, **named))
+    comparisons = comparisons_of(finalists[0].final, [(each, None) for each in references])
+    cost = "parameters" if random else ""
+    final = FinalResults(tuple(finalists), random, comparisons, cost=cost, has_trainings=True)
+    return json.loads(Results(final=final, **fields).to_json(Path("none")))
+
+
 def front_run(folder: Path) -> Path:
-    """Write a finished run with two objectives: a front of two, one with new seeds, and random architectures."""
+    """Write a finished run with two objectives: a front of two, one with new seeds."""
 
     def measured(place: int, accuracy: float, size: float, **fields: Any) -> Any:
         graph = classifier_graph((4 + place, "relu")).to_dict()
@@ -166,8 +197,6 @@ def front_run(folder: Path) -> Path:
 
     search = [measured(i, i / 10, 100.0 * i) for i in range(10)]
     new_seeds = [measured(9, accuracy, 900.0, seed=seed) for seed, accuracy in ((1, 0.78), (2, 0.82))]
-    random = [measured(20, 0.3, 500.0, seed=RANDOM_REPEAT), measured(21, 0.95, 2000.0, seed=RANDOM_REPEAT)]
-    dominated = measured(22, 0.2, 600.0, seed=RANDOM_REPEAT)
     front = [
         {"rank": rank, "metrics": dict(search[i].metrics), "graph": json.loads(search[i].graph), "num_parameters": 100}
         for rank, i in enumerate((9, 5))
@@ -176,11 +205,17 @@ def front_run(folder: Path) -> Path:
     plan = {"directions": {"accuracy": "max", "parameters": "min"}, "score": "accuracy"}
     final = {"mean": 0.8, "interval": [0.7, 0.9], "scores": [0.78, 0.82]}
     top = {**front[0], "validation_score": 0.9, "test_score": None, "final": final}
+    random_mean = side("best of 3 random architectures", 0.5, 0.1)
+    random = Finalist(0, 0.6, 700, {"parameters": 700.0, "accuracy": 0.6}, final=random_mean)
     return write_run(
         folder,
-        [*search, *new_seeds, *random, dominated],
+        [*search, *new_seeds],
         config="digits",
         options=options,
-        files={"pareto_front.json": front, "top_architectures.json": [top]},
+        files={
+            "pareto_front.json": front,
+            "top_architectures.json": [top],
+            "results.json": results_of([top], [random_mean], random=(random,), score="accuracy"),
+        },
         status=status_of("completed") | {"plan": plan},
     )

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import shlex
 from collections.abc import Mapping
-from datetime import timedelta
-from itertools import chain, repeat
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from gflownet.cli.console import duration
 from gflownet.cli.parser import parse
 from gflownet.config import command_config
 from gflownet.errors import UserError
-from gflownet.graphs.assignment import Assignment
 from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.compared.figures import best_score
 from gflownet.report.page import advice, page_of, read_run
-from gflownet.report.page.best import score_words
-from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
-from gflownet.run.view import Limits, PlainLines
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import (
     RUN,
@@ -39,6 +30,8 @@ from tests.report.page.folders import (
     metric_rows,
     page,
     record,
+    results_of,
+    side,
     status_of,
     write_run,
 )
@@ -73,7 +66,7 @@ def top_of(num: int) -> list[dict[str, Any]]:
             "final": {
                 "mean": 0.9 - rank / 100,
                 "interval": [0.85 - rank / 100, 0.95 - rank / 100],
-                "scores": [0.9, 0.9],
+                "scores": [0.9, 0.9, 0.9],
             },
             "graph": classifier_graph((4 + rank, "relu")).to_dict(),
         }
@@ -82,19 +75,11 @@ def top_of(num: int) -> list[dict[str, Any]]:
 
 
 def finished_run(folder: Path, **fields: Any) -> Path:
-    files = {
-        "top_architectures.json": top_of(3),
-        "references.json": [
-            {
-                "name": "best of 4 random architectures",
-                "mean": 0.7,
-                "interval": [0.65, 0.75],
-                "test_score": 0.6,
-                "num_parameters": 9,
-            },
-            {"name": "scikit-learn", "mean": 0.91, "interval": [0.9, 0.92], "test_score": 0.9, "num_parameters": 7510},
-        ],
-    }
+    references = [
+        side("best of 4 random architectures", 0.7, 0.05, tests=(0.6,), num_parameters=9),
+        side("scikit-learn", 0.91, 0.01, tests=(0.9,), num_parameters=7510),
+    ]
+    files = {"top_architectures.json": top_of(3), "results.json": results_of(top_of(3), references)}
     given: dict[str, Any] = {"rows": metric_rows(20), "status": status_of("completed"), "files": files}
     return write_run(folder, choices(40, num_failed=5), **{**given, **fields})
 
@@ -137,23 +122,12 @@ def test_evaluations_and_steps_after_a_resume_agree_everywhere(tmp_path):
     assert "Its loss was 7 in the first of 3 steps and 5 in the last" in header
 
 
-def test_load_line_of_choices_runs(tmp_path):
-    entry = {"rank": 4, "validation_score": 0.5, "graph": assignment_of(kernel="rbf", c=1.5)}
-    folder = write_run(tmp_path, files={"top_architectures.json": [entry]})
-    text = page_of(read_run(folder), written=WRITTEN)
-    code = text.partition("Python lines that load Rank 4")[2].partition("<code>")[2].partition("</code>")[0]
-    space: dict[str, Any] = {}
-    exec(code.replace("&#39;", "'"), space)
-    assert space["graph"] == Assignment.of({"kernel": "rbf", "c": 1.5})
-
-
-def test_running_run_shows_best_evaluations_and_time_left(tmp_path):
+def test_running_run_shows_best_evaluations(tmp_path):
     status = status_of("running", is_alive=True)
     folder = write_run(tmp_path, choices(40), rows=metric_rows(20), status=status)
     read = page(folder)
     header = read.sections["header"]
     assert "Running: training, step 20 of 100" in header
-    assert "about 2 min 40 s" in header  # 80 steps of 2 s
     assert "1 h" in header  # from the start to the time of writing
     assert "Rank 0 so far" in read.sections["best"]
     scores = [each.score for each in read_run(folder).successes]
@@ -184,32 +158,8 @@ def test_options_from_the_environment_leave_a_page(tmp_path):
             (tree[group] if group else tree)[key] = "${oc.env:GFLOWNET_VALUE}"
         write_marker(folder, RunMarker(RUN, tree))
         read = page(folder)
-        assert "time left not known yet" in read.sections["header"]
         assert "evaluation.constraints is ${oc.env:GFLOWNET_VALUE}, whose value is unknown" in read.sections["header"]
         assert "effects" in read.sections
-
-
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [
-        ([], 160),  # 80 steps of 2 s
-        (["budget.evaluations=100"], 10),  # 20 of 80 are left, 2 in a second
-        (["budget.evaluations=1000"], 160),
-        (["budget.seconds=75"], 35),  # 40 s are used
-        (["budget.seconds=75", "budget.evaluations=100"], 10),
-        (["budget.seconds=30"], 0),
-    ],
-)
-def test_time_left_is_that_of_the_first_limit(tmp_path, options, seconds):
-    folder = write_run(tmp_path, rows=metric_rows(20), status=status_of("running", is_alive=True), options=options)
-    run = read_run(folder)
-    assert seconds_left(run, progress_of(run)) == pytest.approx(seconds)
-    limits = Limits(100, run.option("budget.evaluations"), run.option("budget.seconds"))
-    output = io.StringIO()
-    moments = chain([0.0], repeat(40.0))
-    view = PlainLines(Console(file=output), limits, now=lambda: next(moments), print_every=1)
-    view.write(20, metric_rows(20)[-1])
-    assert (f"{duration(seconds)} left" in output.getvalue()) == (seconds > 0), "as on the console"
 
 
 @pytest.mark.parametrize(
@@ -227,11 +177,8 @@ def test_state_in_words(tmp_path, state, message, words):
 
 
 def test_next_step_counts_standard_methods_and_random_architectures(tmp_path):
-    def entry(name: str, mean: float, **fields: Any) -> dict[str, Any]:
-        return {"name": name, "mean": mean, "interval": [mean - 0.01, mean + 0.01], **fields}
-
-    forest, line = entry("a forest", 0.97, load="import sklearn"), entry("a line", 0.96, load="import numpy")
-    random, alike = entry("best of 9 random architectures", 0.7), entry("a tree", 0.9, load="import this")
+    forest, line = side("a forest", 0.97, 0.01, load="import sklearn"), side("a line", 0.96, 0.01, load="import numpy")
+    random, alike = side("best of 9 random architectures", 0.7, 0.01), side("a tree", 0.9, 0.01, load="import this")
     longer = "python -m gflownet.train log_dir="
     for name, references, expected in (
         (
@@ -239,12 +186,11 @@ def test_next_step_counts_standard_methods_and_random_architectures(tmp_path):
             [line, forest, random],
             ["Use a forest (0.9700 ± 0.0100), which is clearly better, or", "import sklearn"],
         ),
-        ("longer", [random | {"mean": 0.9, "interval": [0.89, 0.91]}, alike], ["Search longer", longer]),
+        ("longer", [side(random.name, 0.9, 0.01), alike], ["Search longer", longer]),
         ("load", [random, alike], []),
     ):
-        folder = finished_run(
-            tmp_path / name, files={"top_architectures.json": top_of(3), "references.json": references}
-        )
+        files = {"top_architectures.json": top_of(3), "results.json": results_of(top_of(3), references)}
+        folder = finished_run(tmp_path / name, files=files)
         lines = advice(read_run(folder))
         assert len(lines) == len(expected)
         assert all(line.strip().startswith(text) for line, text in zip(lines, expected, strict=True)), lines
@@ -265,7 +211,7 @@ def test_search_method_counts_evaluations(tmp_path):
     assert "step of the sampler 3 of 100" in read.sections["header"]
 
 
-def test_front_has_new_seeds_and_the_random_front(tmp_path):
+def test_first_picture_is_the_fronts_on_new_seeds(tmp_path):
     folder = front_run(tmp_path)
     read = page(folder)
     assert list(read.sections)[1] == "front", "the first figure"
@@ -273,11 +219,12 @@ def test_front_has_new_seeds_and_the_random_front(tmp_path):
     assert 'role="group" aria-labelledby="front-parameters-chart-title' in read.text  # an image has no links
     text = read.sections["front"]
     assert "front of accuracy (higher is better) and parameters (lower is better)" in text
-    shown = score_words(0.8, [0.7, 0.9])
-    assert f"0 0.9 900 {shown} 1 0.5 500 \N{EN DASH}" in text, "a row for each architecture"
-    assert "dominates 1 of the 2 on the front of 3 random architectures; these dominate 0 of the run's 2" in text
-    assert read.text.count('class="dot s2"') == 2 + 1, "and one in the legend"
-    assert "from accuracy 0.9, parameters 900 to accuracy 0.5, parameters 500" in read.sections["header"]
+    assert "0 0.9 900 1 0.5 500" in text, "a row for each architecture"
+    assert read.text.index('id="fronts-chart"') < read.text.index("Against references, on new seeds")
+    assert [read.text.count(f'class="diamond s{form}"') for form in ("0 full", "1 open")] == [4, 2], (
+        "with legends and ranks"
+    )
+    assert "parameters (log scale)" in read.sections["header"]
     (folder / "pareto_front.json").unlink()
     assert "computed at the end of the run" in page(folder).sections["front"]
 
@@ -296,9 +243,9 @@ def test_hostile_words_stay_text(tmp_path, place):
     elif place == "message":
         status = status_of("failed", message=HOSTILE)
     elif place == "metric":
-        files["top_architectures.json"] = [{**top_of(1)[0], "metrics": {HOSTILE: 1.0}, "rank": 0}]
+        files["results.json"] = results_of([{**top_of(1)[0], "metrics": {HOSTILE: 1.0}}])
     elif place == "reference":
-        files["references.json"] = [{"name": HOSTILE, "mean": 0.5, "interval": [0.4, 0.6]}]
+        files["results.json"] = results_of(top_of(1), [side(HOSTILE, 0.5, 0.1)])
     elif place == "problem":
         files["pareto_front.json"] = {HOSTILE: 1}
     folder = write_run(tmp_path, records, rows=metric_rows(3), status=status, files=files, options=options)
@@ -374,7 +321,10 @@ def test_resumed_run_is_reproduced_from_its_start(tmp_path):
         ("evaluations.sqlite", b"no database", "evaluations cannot be read"),
         ("top_architectures.json", None, "top_architectures.json is missing"),
         ("top_architectures.json", b"[{", "top_architectures.json is damaged"),
-        ("references.json", b'{"a": 1}', "references.json is damaged"),
+        ("results.json", b'{"format": 1, "final": {"finalists": 3}}', "results.json is damaged"),
+        ("results.json", b'{"format": 2}', "expected results in format 1, got 2"),
+        ("results.json", b"[" * 100_000, "results.json is damaged"),
+        ("results.json", None, "results.json is missing"),
         ("certificate.json", b"\xff", "certificate.json is damaged"),
         ("pareto_front.json", b"[" * 100_000, "pareto_front.json is damaged"),
     ],
@@ -395,7 +345,8 @@ def test_odd_entries_do_not_prevent_the_page(tmp_path):
         *({}, {"rank": "x", "graph": 3}, {"rank": 1, "final": 4, "metrics": [1], "graph": {"nodes": "no"}}),
         {"rank": 2, "graph": {"nodes": [{"id": 0, "node_type": "hidden", "operation": {"name": 3}}], "edges": []}},
     ]
-    files = {"top_architectures.json": odd, "references.json": odd, "pareto_front.json": odd, "certificate.json": {}}
+    files = {"top_architectures.json": odd, "pareto_front.json": odd, "certificate.json": {}}
+    files["results.json"] = results_of([{**top_of(3)[rank], "metrics": {}} for rank in (1, 2)])
     options = ["evaluation.objectives=[accuracy,parameters]"]
     folder = write_run(tmp_path, choices(12), config="digits", options=options, files=files)
     assert "best" in page(folder).sections
@@ -414,12 +365,14 @@ def test_folder_without_a_run_raises(tmp_path):
         read_run(tmp_path)
 
 
-def test_same_files_give_the_same_text(tmp_path):
-    folder = finished_run(tmp_path)
-    first, second = (page_of(read_run(folder), written=WRITTEN) for _ in range(2))
-    assert first == second
-    later = page_of(read_run(folder), written=WRITTEN + timedelta(minutes=1))
-    assert later.replace("12:01 UTC", "12:00 UTC") == first
+def test_page_from_the_folder_is_the_page_of_the_run(finished_runs, copied_run, tmp_path):
+    """Byte for byte, without the process; lines that load follow a moved folder."""
+    folder, moved = finished_runs("toy"), copied_run("toy")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page_of(read_run(folder)) == page
+    assert "<time>2026-11-23 11:01 UTC" in page_of(read_run(finished_run(tmp_path))), "the end of the run"
+    for path in (folder, moved):
+        assert f"gflownet.load(&#34;{path}/top_architectures.json" in page_of(read_run(path))
 
 
 def test_long_runs_have_small_pages(tmp_path):
