@@ -11,6 +11,7 @@ from gflownet.config import Config
 from gflownet.errors import counted
 from gflownet.evaluation.executors.choice import places
 from gflownet.evaluation.task import GFNTask
+from gflownet.report.verdict import MIN_TRAINED_ON
 from gflownet.search.config import SamplerConfig
 from gflownet.search.method import SearchMethod
 
@@ -18,8 +19,6 @@ from gflownet.search.method import SearchMethod
 _MAX_RANDOM = 100
 # Trainings of a run for each sample of its sampler that is trained.
 _MIN_PER_VERIFIED = 10
-# Evaluations on which a sampler is trained with all its updates; on fewer with their share.
-_MIN_LEARNED = 20
 # A policy that is trained for fewer steps on the scores themselves is hardly better than random.
 _MIN_STEPS = 20
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
@@ -154,8 +153,8 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
 
 
 def sampler_updates(config: SamplerConfig, num_evaluations: int) -> tuple[int, int]:
-    """Return the sampler's updates of maximum likelihood and of the objective after a search of some evaluations."""
-    share = min(num_evaluations / _MIN_LEARNED, 1.0)
+    """Return the sampler's updates of maximum likelihood and of the objective, fewer after few evaluations."""
+    share = min(num_evaluations / MIN_TRAINED_ON, 1.0)
     return math.ceil(share * config.num_likelihood_updates), math.ceil(share * config.num_updates)
 
 
