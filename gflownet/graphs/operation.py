@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 from gflownet.errors import UserError
 from gflownet.operations.modules import function_operation, module_operation
+from gflownet.operations.neuron import Neuron
 from gflownet.operations.operation import Operation, complete_settings, is_port, setting_errors
+from gflownet.operations.parameters import ParameterPlan
 from gflownet.operations.signatures import named_function
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import exact, shown, thawed
@@ -175,8 +177,8 @@ class AppliedOperation:
 
     @cached_property
     def row(self) -> type[Operation]:
-        """The class."""
-        return operation(self.name)
+        """The class: of a node that names no operation a neuron."""
+        return operation(self.name) if self.name else Neuron
 
     @property
     def row_home(self) -> str:
@@ -253,9 +255,30 @@ class OperationAt:
     @cached_property
     def cost(self) -> tuple[int, int]:
         """Parameters and multiply-adds."""
+        return self._checked("a cost", self._cost)
+
+    def _cost(self, *arguments: Any) -> tuple[int, int]:
+        num_parameters, multiply_adds = self._row.num_parameters(*arguments), self._row.multiply_adds(*arguments)
+        if num_parameters is not None and multiply_adds is not None:
+            return num_parameters, multiply_adds
         from gflownet.operations.probe import cost_of  # imports torch
 
-        return self._checked("a cost", partial(cost_of, self._row))
+        return cost_of(self._row, *arguments)
+
+    @cached_property
+    def elementwise_flops(self) -> int:
+        """Operations besides matrix products, of a neuron."""
+        return self._row.elementwise_flops(*self._arguments)
+
+    @cached_property
+    def parameters(self) -> tuple[ParameterPlan, ...]:
+        """The parameters besides those of a module."""
+        return tuple(self._row.parameters(*self._arguments))
+
+    @cached_property
+    def sizes(self) -> Any:
+        """The widths inside of a neuron."""
+        return self._row.sizes(*self._arguments)
 
     @cached_property
     def constructor(self) -> str:

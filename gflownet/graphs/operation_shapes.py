@@ -40,6 +40,7 @@ class MergePlan:
     shape: Shape  # after the merge
     axis: str = AXES[0]  # of concat
     late: frozenset[int] = frozenset()  # ids of edges that carry the value of the time step before
+    reads_input: bool = False  # of a neuron: whether the source is an INPUT node
 
     @property
     def is_learned(self) -> bool:

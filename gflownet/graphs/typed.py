@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import prod
 from typing import Any
@@ -30,12 +30,13 @@ from gflownet.graphs.operation_shapes import (
     merged,
 )
 from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
-from gflownet.operations.neuron import EdgePlan, NeuronPlan, neuron_shape
-from gflownet.operations.neuron_code import identifier, variable
+from gflownet.operations.activations import Cell
+from gflownet.operations.code import identifier, variable
+from gflownet.operations.neuron import NeuronSizes
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.parameters import Initial, ParameterPlan
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
-from gflownet.operations.values import shown, thawed
+from gflownet.operations.values import hashable, shown, thawed
 from gflownet.operations.vocabulary import PROJECTIONS, aggregation, short_name
 
 _NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9_]+")
@@ -123,13 +124,14 @@ class TypedNode:
     """A node: activation(what(merged inputs))."""
 
     node: Node
-    what: Input | NeuronPlan | Apply | Call
+    what: Input | Apply | Call
     inputs: Mapping[str, MergePlan]  # by port
     output: Shape
     owner: int  # the node that makes the module: another one where weights are shared
     is_multigraph: bool = False  # labels of edges are their ids
     tied_to: str = ""  # name of the module whose weight the port `weight` reads
     has_edge_weights: bool = False  # each in-edge scales its value by a learned number, and a learned bias is added
+    has_signs: bool = False  # names of parameters keep the minus sign of an id
 
     @cached_property
     def node_id(self) -> int:
@@ -146,14 +148,20 @@ class TypedNode:
         """Whether the node makes the module, which others may share."""
         return self.owner == self.node.node_id
 
-    @cached_property
-    def neuron(self) -> NeuronPlan | None:
-        """The plan of a neuron."""
-        return self.what if isinstance(self.what, NeuronPlan) else None
+    @property
+    def is_neuron(self) -> bool:
+        """Whether the node names no operation."""
+        return isinstance(self.what, Apply) and not self.what.operation.name
+
+    @property
+    def sizes(self) -> NeuronSizes:
+        """The widths inside of a neuron."""
+        assert isinstance(self.what, Apply)
+        return self.what.at.sizes
 
     @cached_property
     def operation(self) -> AppliedOperation | None:
-        """The operation; None of an input, a subgraph and a neuron."""
+        """The operation; None of an input and a subgraph."""
         return self.what.operation if isinstance(self.what, Apply) else None
 
     @cached_property
@@ -199,25 +207,35 @@ class TypedNode:
         is_free = word.isidentifier() and not _PARAMETERS.match(word)
         return identifier(f"{word if is_free else f'node_{word}'}_{self.owner}")
 
+    def named(self, name: str, edge: Edge | None = None) -> str:
+        """Return the full name of a parameter, layer or adapter of the node or of an in-edge: weight_3_5 of weight."""
+        head, dot, leaf = name.partition(".")
+        full = f"{head}_{self.node_id if edge is None else self._edge_labels[edge.edge_id]}{dot}{leaf}"
+        return full if self.has_signs else identifier(full)
+
     @cached_property
-    def edge_labels(self) -> dict[int, str]:
-        """The end of the names of adapters and edge weights, by edge id."""
-        labels = _edge_labels(self.edges, is_multigraph=self.is_multigraph)
-        return {edge_id: identifier(label) for edge_id, label in labels.items()}
+    def _edge_labels(self) -> dict[int, str]:
+        """A different label for every in-edge: its ends, or its id if several edges have these ends."""
+        if self.is_multigraph:
+            return {edge.edge_id: f"{edge.edge_id}" for edge in self.edges}
+        counts = Counter(edge.source for edge in self.edges)
+        more = {edge.edge_id: f"_{edge.edge_id}" if counts[edge.source] > 1 else "" for edge in self.edges}
+        return {edge.edge_id: f"{edge.source}_{edge.target}{more[edge.edge_id]}" for edge in self.edges}
 
     @cached_property
     def parameters(self) -> tuple[ParameterPlan, ...]:
         """The parameters of a neuron, or the scalar weights and the bias around an operation."""
-        if isinstance(self.what, NeuronPlan):
-            return tuple(self.what.parameters())
-        if not self.has_edge_weights:
-            return ()
-        edges = [edge for port, plan in self.inputs.items() if self.is_weighted(port) for edge in plan.edges]
-        weights = [
-            ParameterPlan(f"weight_{self.edge_labels[edge.edge_id]}", (), Initial.WEIGHT, owner=edge.edge_id)
-            for edge in edges
-        ]
-        return (*weights, ParameterPlan(identifier(f"bias_{self.node_id}"), (), Initial.BIAS, owner=self.node_id))
+        plans = [*self.what.at.parameters] if isinstance(self.what, Apply) else []
+        if self.has_edge_weights:
+            places = [place for place, edge in enumerate(self.edges) if self.is_weighted(edge.port)]
+            plans += [ParameterPlan("weight", (), Initial.WEIGHT, owner=place) for place in places]
+            plans.append(ParameterPlan("bias", (), Initial.BIAS))
+        return tuple(map(self._completed, plans))
+
+    def _completed(self, plan: ParameterPlan) -> ParameterPlan:
+        edge = None if plan.owner is None else self.edges[plan.owner]
+        owner = self.node_id if edge is None else edge.edge_id
+        return ParameterPlan(self.named(plan.name, edge), plan.shape, plan.initial, plan.bound, owner)
 
     @cached_property
     def body_slots(self) -> tuple[tuple[StateSlot, ...], ...]:
@@ -232,8 +250,6 @@ class TypedNode:
     @cached_property
     def slots(self) -> tuple[StateSlot, ...]:
         """The state of the node itself; the outputs that recurrent edges read are slots of the graph."""
-        if isinstance(self.what, NeuronPlan):
-            return tuple(StateSlot(kind, self.node_id, (size,)) for kind, size in self.what.state())
         if self.bodies or not isinstance(self.what, Apply):
             return tuple(slot for slots in self.body_slots for slot in slots)
         return tuple(StateSlot(kind, self.node_id, shape) for kind, shape in self.what.at.state.items())
@@ -245,18 +261,15 @@ class TypedNode:
         Raises:
             NodeShapeError: a user's class fails.
         """
-        if isinstance(self.what, NeuronPlan):
-            positions = prod(self.output.positions)
-            products, elements = self.what.multiply_adds() * positions, self.what.elementwise_flops() * positions
-            return OperationCost(self.what.num_parameters(), products, elements)
-        total = OperationCost(len(self.parameters))
+        total = OperationCost(len(self.parameters) if self.has_edge_weights else 0)
         for plan in self.inputs.values():
             for adapter in plan.adapters if plan.is_learned else ():
                 total += OperationCost(adapter.num_parameters, adapter.multiply_adds)
         try:
             if isinstance(self.what, Apply):
                 num_parameters, multiply_adds = self.what.at.cost
-                total += OperationCost(num_parameters if self.is_first else 0, multiply_adds)
+                elements = self.what.at.elementwise_flops
+                total += OperationCost(num_parameters if self.is_first else 0, multiply_adds, elements)
             for repetition, body in enumerate(self.what.bodies if isinstance(self.what, Call) else ()):
                 is_new = not self.is_shared or (self.is_first and repetition == 0)
                 num_parameters, multiply_adds = body.live_cost.num_parameters, body.live_cost.multiply_adds
@@ -430,14 +443,14 @@ class TypedGraph:
         return tuple(step for step in self.steps if step.node_id in self.live)
 
     @cached_property
-    def neurons(self) -> tuple[NeuronPlan, ...]:
+    def neurons(self) -> tuple[TypedNode, ...]:
         """The neurons, dead ones included."""
-        return tuple(step.neuron for step in self.steps if step.neuron is not None)
+        return tuple(step for step in self.steps if step.is_neuron)
 
     @cached_property
-    def live_neurons(self) -> tuple[NeuronPlan, ...]:
+    def live_neurons(self) -> tuple[TypedNode, ...]:
         """The neurons that are computed."""
-        return tuple(step.neuron for step in self.live_steps if step.neuron is not None)
+        return tuple(step for step in self.live_steps if step.is_neuron)
 
     @cached_property
     def bodies(self) -> tuple[TypedGraph, ...]:
@@ -478,12 +491,8 @@ class TypedGraph:
         """Return the first values of `scalars` in a graph with this key."""
         nodes, edges, biases, weights = graph.nodes, graph.edges, Initial.BIAS, Initial.WEIGHT
         return [
-            nodes[each.owner].bias
-            if each.initial is biases
-            else edges[each.owner].weight
-            if each.initial is weights
-            else 0.0
-            for each in self.scalars
+            nodes[owner].bias if initial is biases else edges[owner].weight if initial is weights else 0.0
+            for initial, owner in ((each.initial, each.owner or 0) for each in self.scalars)
         ]
 
     @cached_property
@@ -502,8 +511,8 @@ class TypedGraph:
     @cached_property
     def is_run_by_node(self) -> bool:
         """Whether sequences are computed node by node: a cell is faster so, and nothing is read one step late."""
-        neurons = self.live_neurons if self.is_dense else ()
-        has_cell = any(getattr(neuron.activation_class, "is_run_by_node", False) for neuron in neurons)
+        kinds = (neuron.sizes.activation for neuron in (self.live_neurons if self.is_dense else ()))
+        has_cell = any(issubclass(kind, Cell) and kind.is_run_by_node for kind in kinds)
         return has_cell and not any(slot.kind == "output" for slot in self.slots)
 
 
@@ -667,37 +676,33 @@ class _Visit:
         if node.output_size is None:
             raise ShapeError("expected an output_size of a node without operation, got none")
         edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id))
-        shapes, align = [known[edge.source].output for edge in edges], node.attributes.get("align")
-        if all(shape.layout is Layout.VECTOR for shape in shapes):
-            output = target = Shape((node.output_size,), Layout.VECTOR)
-            adapters = tuple(Adapter(shape, shape) for shape in shapes)
-        else:
-            output, target = neuron_shape(shapes, node.output_size, node.activation_function), join(shapes)
-            adapters = tuple(Adapter(shape, target.with_channels(shape.channels)) for shape in shapes)
-            check_alignment(adapters, align, "layout and size of positions")
-        late = self._late.intersection(edge.edge_id for edge in edges)
-        merge = MergePlan(tuple(edges), adapters, node.aggregation, align, target, late=late)
-        labels, label = _edge_labels(edges, is_multigraph=self._is_multigraph), f"{node.node_id}"
-        if not self._typed.is_dense:  # names of parameters are identifiers there
-            labels, label = {edge_id: identifier(each) for edge_id, each in labels.items()}, identifier(label)
-        kind, attributes, nodes = aggregation(node.aggregation), node.attributes, self._graph.nodes
-        width, always = kind.message_size(attributes, node.output_size), self._typed.projection == "always"
-        ends = tuple(
-            EdgePlan(
-                edge.edge_id,
-                edge.source,
-                labels[edge.edge_id],
-                shape.channels,
-                reads_input=nodes[edge.source].node_type is NodeType.INPUT,
-                is_recurrent=edge.edge_id in late,
-                is_projected=always or shape.channels != width,
-            )
-            for edge, shape in zip(edges, shapes, strict=True)
+        shapes, attributes = [known[edge.source].output for edge in edges], node.attributes
+        target = join(shapes) if any(shape.layout is not Layout.VECTOR for shape in shapes) else None
+        adapters = [Adapter(each, each if target is None else target.with_channels(each.channels)) for each in shapes]
+        accepted = aggregation(node.aggregation).accepted() if attributes else ()
+        options = {key: value for key, value in attributes.items() if key in accepted}
+        applied = _neuron_operation(
+            node.output_size, node.activation_function, node.aggregation, self._typed.projection, hashable(options)
         )
-        accepted = kind.accepted() if attributes else ()
-        own = tuple(sorted((key, value) for key, value in attributes.items() if key in accepted))
-        plan = NeuronPlan(node.node_id, node.output_size, node.activation_function, node.aggregation, own, ends, label)
-        return TypedNode(node, plan, {INPUT_PORT: merge}, output, node.node_id)
+        align = attributes.get("align")
+        merges = {
+            f"{place}": MergePlan(
+                (edge,),
+                (adapter,),
+                "sum",
+                align,
+                adapter.target,
+                late=self._late & {edge.edge_id} if self._late else frozenset(),
+                reads_input=isinstance(known[edge.source].what, Input),
+            )
+            for place, (edge, adapter) in enumerate(zip(edges, adapters, strict=True))
+        }
+        at = applied.at({port: merge.shape for port, merge in merges.items()})
+        output = at.output
+        if target is not None:
+            check_alignment(adapters, align, "layout and size of positions")
+        what, has_signs = Apply(applied, at, ""), self._typed.is_dense
+        return TypedNode(node, what, merges, output, node.node_id, self._is_multigraph, has_signs=has_signs)
 
     def _tensor_node(self, node: Node, edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> TypedNode:
         """Return a node with an operation or a subgraph."""
@@ -824,15 +829,12 @@ def _ports(edges: Iterable[Edge]) -> set[Any]:
     return {edge.port for edge in edges}
 
 
-def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:
-    """Return a different label for every edge into a node: its ends, or its id if several edges have these ends."""
-    if is_multigraph:
-        return {edge.edge_id: f"{edge.edge_id}" for edge in edges}
-    if len({edge.source for edge in edges}) == len(edges):
-        return {edge.edge_id: f"{edge.source}_{edge.target}" for edge in edges}
-    counts = Counter(edge.source for edge in edges)
-    more = {edge.edge_id: f"_{edge.edge_id}" if counts[edge.source] > 1 else "" for edge in edges}
-    return {edge.edge_id: f"{edge.source}_{edge.target}{more[edge.edge_id]}" for edge in edges}
+@lru_cache(maxsize=2**12)
+def _neuron_operation(
+    features: int, activation_name: str, aggregation_name: str, projection: str, options: Mapping[str, Any]
+) -> AppliedOperation:
+    settings = (("activation", activation_name), ("aggregation", aggregation_name), ("features", features))
+    return AppliedOperation("", (*settings, ("options", options), ("projection", projection)))
 
 
 def _frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

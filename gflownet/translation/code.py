@@ -9,24 +9,10 @@ from keyword import iskeyword
 
 from gflownet.graphs.operation_shapes import MergePlan
 from gflownet.graphs.typed import Apply, StateSlot, TypedGraph, TypedNode
-from gflownet.operations.activations import CodeActivation
-from gflownet.operations.neuron import EdgePlan, NeuronPlan
-from gflownet.operations.neuron_code import (
-    Dialect,
-    NodeEmitter,
-    group,
-    identifier,
-    node_lines,
-    outside_activation,
-    read_value,
-    slot_name,
-    variable,
-)
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Category, Operation
+from gflownet.operations.code import Dialect, NodeCode, aligned, group, padded, slot_name, variable
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Adapter, Layout, Shape
-from gflownet.operations.vocabulary import activation
 
-_OVER_POSITIONS = re.compile(r"\{input\}(\.mT)?\.(mean|a(max))\(dim=\(\d,\)\)")
 _ELEMENTWISE = {"sum": "{a} + {b}", "mean": "{a} + {b}", "product": "{a} * {b}"}
 _ELEMENTWISE |= {"max": "torch.maximum({a}, {b})", "min": "torch.minimum({a}, {b})"}
 
@@ -102,12 +88,12 @@ class ClassWriter:
         """The statements from the arguments to `y`."""
         groups = self.stacked_matrices()
         scaled = {
-            label: f"M{place}_{index}" for place, labels in enumerate(groups) for index, label in enumerate(labels)
+            layer: f"M{place}_{index}" for place, each in enumerate(groups) for index, (layer, _) in enumerate(each)
         }
-        writer = replace(self, dialect=replace(self.dialect, scaled=scaled)) if scaled else self
+        writer = replace(self, dialect=replace(self.dialect, scaled=scaled, argument=self.arguments()[0]))
         lines = [*(self._column_lines() if self.plan.is_dense else ())]
         lines += [f"mask = {self.arguments()[0]}[:, -1:]"] if self.dialect.is_padded and not self.plan.name else []
-        lines += [self._stacked_line(place, labels) for place, labels in enumerate(groups)]
+        lines += [self._stacked_line(place, each) for place, each in enumerate(groups)]
         lines += [line for step in self.plan.live_steps for line in writer._computed(step)]
         outputs = [variable(node_id) for node_id, _ in self.plan.outputs]
         if len(outputs) == 1:
@@ -115,15 +101,15 @@ class ClassWriter:
         joined = f"({', '.join(outputs)})"
         return [*lines, f"y = torch.cat({joined}, dim=-1)" if self.plan.is_concatenated else f"y = {joined}"]
 
-    def stacked_matrices(self) -> list[list[str]]:
-        """Return the labels of edges whose matrices, of one size, are scaled by their weights in one product."""
+    def stacked_matrices(self) -> list[list[tuple[str, str]]]:
+        """Return layer and weight of edges whose matrices, of one size, are scaled by their weights in one product."""
         return []
 
-    def _stacked_line(self, place: int, labels: Sequence[str]) -> str:
+    def _stacked_line(self, place: int, pairs: Sequence[tuple[str, str]]) -> str:
         """The statement that scales the matrices of a group."""
-        names = ", ".join(f"M{place}_{index}" for index in range(len(labels)))
-        layers = ", ".join(self.dialect.module(f"proj_{label}") for label in labels)
-        weights = ", ".join(self.dialect.parameter(f"weight_{label}") for label in labels)
+        names = ", ".join(f"M{place}_{index}" for index in range(len(pairs)))
+        layers = ", ".join(self.dialect.module(layer) for layer, _ in pairs)
+        weights = ", ".join(self.dialect.parameter(weight) for _, weight in pairs)
         return f"{names} = scaled_matrices(({layers}), ({weights}))"
 
     def _column_lines(self) -> list[str]:
@@ -145,7 +131,7 @@ class ClassWriter:
         """The expression of a slot after a time step."""
         if slot.kind == "token":
             return f"torch.ones_like({slot_name('token', slot.node_id)})"
-        is_neuron = any(neuron.node_id == slot.node_id for neuron in self.plan.live_neurons)
+        is_neuron = self.plan.nodes[slot.node_id].is_neuron
         if slot.kind != "output" and not (slot.kind == "hidden" and is_neuron):
             return slot_name(f"new_{slot.kind}", slot.node_id)
         # The caller may overwrite its input or the output: the state must not share their memory.
@@ -163,13 +149,11 @@ class ClassWriter:
         return f"{own_build_name(step)}()"
 
     def _initial(self, step: TypedNode) -> list[str]:
-        if step.neuron is not None:
-            return self.added([step])
         lines = []
         for merge in step.inputs.values():
             for edge, adapter in zip(merge.edges, merge.adapters, strict=True):
                 if adapter.changes_channels and merge.is_learned:
-                    lines.append(f"self.adapt_{step.edge_labels[edge.edge_id]} = {_projection(adapter)}")
+                    lines.append(f"self.{step.named('adapt', edge)} = {_projection(adapter)}")
         return [*(self.added([step]) if step.parameters else ()), *lines, *self._module(step)]
 
     def _module(self, step: TypedNode) -> list[str]:
@@ -189,41 +173,18 @@ class ClassWriter:
         return [f"self.{step.label} = {expression}"] if expression else []
 
     def _computed(self, step: TypedNode) -> list[str]:
-        if step.neuron is not None:
-            return self._neuron_lines(step, step.neuron)
         lines: list[str] = []
         values = {}
         for port, merge in step.inputs.items():
             if port == WEIGHT_PORT and step.tied_to:
-                values[port] = self.dialect.weight(step.tied_to)
+                values[port] = f"{self.dialect.module(step.tied_to)}.weight"
             else:
                 more, values[port] = self._merged(step, port, merge)
                 lines += more
-        result = variable(step.node_id)
-        if step.bodies:
-            return [*lines, *self._repeated(step, values), *self._activated(step, result)]
-        assert isinstance(step.what, Apply)
-        call, shape = step.what.at.call, step.input_shapes.get(INPUT_PORT)
-        has_mask = self.dialect.is_padded and step.what.operation.row.category is not Category.NORMALISATION
-        if has_mask and shape is not None and len(shape.positions) == 1:
-            call = _masked_call(call, shape)
-        elif self.dialect.moves_channels and shape is not None and "{input}.mean(" in call:
-            call = call.replace(f"{{input}}{_mean(shape)}", f"{{input}}{_mean(shape, moves_channels=True)}")
-        state = {slot.kind: slot_name(slot.kind, step.node_id) for slot in step.slots}
-        expression = call.format(module=self.dialect.module(step.label), **values, **state)
-        if step.slots:
-            new = [slot_name(f"new_{slot.kind}", step.node_id) for slot in step.slots]
-            return [*lines, f"{', '.join([result, *new])} = {expression}", *self._activated(step, result)]
-        if step.has_edge_weights:
-            return [*lines, f"{result} = {expression}", *self._activated(step, result)]
-        return [*lines, f"{result} = {_activation(step, expression)}"]
-
-    def _activated(self, step: TypedNode, name: str) -> list[str]:
-        """The statement that adds the bias to a variable and applies the activation; none for neither."""
-        has_bias = step.has_edge_weights
-        bias = self.dialect.parameter(identifier(f"bias_{step.node_id}")) if has_bias else ""
-        value = _activation(step, f"{name} + {bias}" if bias else name)
-        return [f"{name} = {value}"] if value != name else []
+        code = NodeCode(step, values, self.dialect)
+        if isinstance(step.what, Apply) and not step.bodies:
+            return [*lines, *step.what.operation.row.statements(code)]
+        return [*lines, *self._repeated(step, values), *code.finished()]
 
     def _repeated(self, step: TypedNode, values: Mapping[str, str]) -> list[str]:
         """The calls of a subgraph; each repetition reads the one before at its first port named `input`."""
@@ -253,20 +214,9 @@ class ClassWriter:
             lines.append(f"{result}, {new} = {call}" if slots else f"{result} = {call}")
         return lines
 
-    def _neuron_lines(self, step: TypedNode, neuron: NeuronPlan) -> list[str]:
-        emitter, shape = _NeuronEmitter(step, neuron, self.dialect), step.output
-        lines = node_lines(emitter)
-        if not self.plan.is_dense and (not neuron.edges or neuron.attributes.get("dropout_p")):
-            rows = emitter.source(neuron.edges[0]) if neuron.edges else self.arguments()[0]
-            lines = [f"x = {rows}", *lines]  # its rows are counted
-        if shape.layout is Layout.SEQUENCE:
-            name = variable(neuron.node_id)
-            lines.append(f"{name} = {name}.unflatten(0, (-1, {shape.positions[0]}))")
-        return lines
-
     def _merged(self, step: TypedNode, port: str, merge: MergePlan) -> tuple[list[str], str]:
         """Return the statements before the merged value of a port, and a name for it."""
-        name = variable(step.node_id).replace("x", "z" if port == INPUT_PORT else f"{port}_", 1)
+        name = slot_name("z" if port == INPUT_PORT else f"z{port}_", step.node_id)
         weighted = step.is_weighted(port)
         values = [self._message(step, merge, position, is_weighted=weighted) for position in range(len(merge.edges))]
         if len(values) == 1:
@@ -287,70 +237,13 @@ class ClassWriter:
     def _message(self, step: TypedNode, merge: MergePlan, position: int, *, is_weighted: bool) -> str:
         """The aligned and weighted value of one in-edge."""
         edge, adapter = merge.edges[position], merge.adapters[position]
-        value = pooled(read_value(edge.source, is_late=edge.edge_id in merge.late), adapter, self.dialect)
+        value = slot_name("output", edge.source) if edge.edge_id in merge.late else variable(edge.source)
+        value = aligned(value, adapter, self.dialect)
         if adapter.changes_channels and merge.is_learned:
-            value = f"{self.dialect.module(f'adapt_{step.edge_labels[edge.edge_id]}')}({value})"
+            value = f"{self.dialect.module(step.named('adapt', edge))}({value})"
         elif adapter.changes_channels:
-            value = _padded(value, adapter, self.dialect)
-        if not is_weighted:
-            return value
-        return f"{value} * {self.dialect.parameter(f'weight_{step.edge_labels[edge.edge_id]}')}"
-
-
-def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:
-    """The expression of a value with its positions changed to those of the target, or with axes of size 1."""
-    source, target = adapter.source, adapter.target
-    if source is target:
-        return value
-    if adapter.is_broadcast and source.layout is not target.layout:
-        axes = [":" if axis == target.channel_axis else "None" for axis in range(target.channel_axis + 1)]
-        return f"{value}[:, {', '.join(axes + ['None'] * (len(target.sizes) - len(axes)))}]"
-    if adapter.pools_to_vector and dialect.is_padded and len(source.positions) == 1:
-        return _masked_call("{input}.mean(dim=(2,))", source).format(input=value)
-    if adapter.pools_to_vector:
-        return f"{value}{_mean(source, moves_channels=dialect.moves_channels)}"
-    if not adapter.pools_positions:
-        return value
-    before, after = source.positions, target.positions
-    sizes, function = after, f"adaptive_avg_pool{len(after)}d"
-    if not adapter.averages_positions:
-        function = "interpolate"
-    elif not any(one % other for one, other in zip(before, after, strict=True)):
-        sizes, function = (
-            tuple(one // other for one, other in zip(before, after, strict=True)),
-            f"avg_pool{len(after)}d",
-        )
-    argument = sizes[0] if len(set(sizes)) == 1 else sizes
-    if source.layout is Layout.SEQUENCE:
-        return f"F.{function}({value}.mT, {argument}).mT"
-    return f"F.{function}({value}, {argument})"
-
-
-def _masked_call(call: str, shape: Shape) -> str:
-    """The call of an operation that leaves out the padding of signals [B, C, T] or sequences [B, T, D]."""
-    value = "{input}" if shape.channel_axis == 0 else "{input}.mT"
-    if shape.layout is Layout.TOKENS or call.count("{input}") != 1:
-        return call
-    if _OVER_POSITIONS.search(call):
-        return _OVER_POSITIONS.sub(lambda match: f"masked_{match[3] or match[2]}({value}, mask)", call)
-    return call.replace("{input}", "masked({input}, mask)" if value == "{input}" else "masked({input}.mT, mask).mT")
-
-
-def _mean(shape: Shape, *, moves_channels: bool = False) -> str:
-    """The call of the mean over all positions of a value."""
-    axis = shape.channel_axis + 1
-    if moves_channels and axis == 1 < len(shape.sizes):
-        return f".movedim(1, -1).mean(dim={tuple(range(1, len(shape.sizes)))})"
-    return f".mean(dim={tuple(each for each in range(1, len(shape.sizes) + 1) if each != axis)})"
-
-
-def _padded(value: str, adapter: Adapter, dialect: Dialect) -> str:
-    """The expression of a value with zeros for the missing channels."""
-    axes_after = len(adapter.target.sizes) - 1 - adapter.target.channel_axis
-    missing = adapter.target.channels - adapter.source.channels
-    if dialect.num_copies > 1:
-        return f"pad_copies({dialect.num_copies}, {value}, {missing})"
-    return f"F.pad({value}, {(*(0, 0) * axes_after, 0, missing)})"
+            value = padded(value, adapter, self.dialect)
+        return f"{value} * {self.dialect.parameter(step.named('weight', edge))}" if is_weighted else value
 
 
 def _projection(adapter: Adapter) -> str:
@@ -358,29 +251,6 @@ def _projection(adapter: Adapter) -> str:
     if adapter.target.layout in CHANNELS_FIRST:
         return f"nn.Conv{len(adapter.target.positions)}d({source}, {target}, 1, bias=False)"
     return f"nn.Linear({source}, {target}, bias=False)"
-
-
-def _activation(step: TypedNode, z: str) -> str:
-    name, shape = step.node.activation_function, step.output
-    kind = activation(name)
-    if not issubclass(kind, CodeActivation):
-        return outside_activation(name, kind, z)
-    is_channels_first = shape.layout in CHANNELS_FIRST
-    return (kind.channels_first_code if is_channels_first and kind.channels_first_code else kind.code).format(z=z)
-
-
-class _NeuronEmitter(NodeEmitter):
-    """Sequences are flattened to rows [B T, D]."""
-
-    def __init__(self, step: TypedNode, neuron: NeuronPlan, dialect: Dialect) -> None:
-        super().__init__(neuron, dialect)
-        merge = step.inputs[INPUT_PORT]
-        self.adapters = {edge.edge_id: adapter for edge, adapter in zip(merge.edges, merge.adapters, strict=True)}
-
-    def source(self, edge: EdgePlan) -> str:
-        adapter = self.adapters[edge.edge_id]
-        value = pooled(super().source(edge), adapter, self.dialect)
-        return f"{value}.flatten(0, 1)" if adapter.target.layout is Layout.SEQUENCE else value
 
 
 def _last_state(slot: StateSlot) -> str:

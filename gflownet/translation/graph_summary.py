@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import Apply, Call, Input, TypedGraph, TypedNode
-from gflownet.operations.neuron import NeuronPlan
 from gflownet.operations.tensor_shape import AXES, Adapter, Layout, Shape
 from gflownet.operations.vocabulary import short_name
 from gflownet.translation.planning import checked
@@ -110,7 +109,7 @@ def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphS
 
 def _summarise_node(typed: TypedGraph, node: TypedNode) -> NodeSummary:
     inputs = tuple(node.input_shapes.values())
-    if node.neuron is not None:
+    if node.is_neuron:
         inputs = tuple(adapter.source for plan in node.inputs.values() for adapter in plan.adapters)
     return NodeSummary(
         node_id=node.node_id,
@@ -128,8 +127,8 @@ def _summarise_node(typed: TypedGraph, node: TypedNode) -> NodeSummary:
 def operation_text(node: TypedNode) -> str:
     """Return a node as text: "mean -> conv2d(features=16) -> relu"; only settings that are not defaults."""
     what, words = node.what, []
-    if isinstance(what, NeuronPlan):
-        return f"{what.aggregation} -> {what.activation}"
+    if node.is_neuron:
+        return f"{node.node.aggregation} -> {node.node.activation_function}"
     if merge := next((plan for plan in node.inputs.values() if len(plan.edges) > 1), None):
         words.append(f"{merge.merge}(axis={merge.axis})" if merge.axis != AXES[0] else merge.merge)
     if isinstance(what, Apply):

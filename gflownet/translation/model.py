@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import TypedGraph
-from gflownet.operations.neuron_code import FAST, Dialect
+from gflownet.operations.code import FAST, Dialect
 from gflownet.operations.tensor_shape import Layout
 from gflownet.training.steps import evaluating
 from gflownet.translation.array_inputs import ArrayInputs

@@ -14,7 +14,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations import layers
 from gflownet.operations.activations import Cell
-from gflownet.operations.neuron_code import PLAIN, Dialect, identifier, outside_name, outside_value
+from gflownet.operations.code import PLAIN, Dialect, identifier, outside_name, outside_value
 from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
@@ -57,9 +57,8 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     dtype = options.dtype
     plans = list(_bodies_first(plan))
     for neuron in (neuron for each in plans for neuron in each.neurons):
-        kind = activation(neuron.activation)
+        kind = activation(got := neuron.node.activation_function)
         if issubclass(kind, Cell) and not kind.module.startswith("torch."):
-            got = neuron.activation
             raise ValueError(f"node {neuron.node_id}: expected a cell of torch in a stand-alone source, got {got}")
     names = _class_names(plans, name)
     values = [each.values if each is not plan else plan.values_of(graph) for each in plans]
@@ -198,7 +197,7 @@ def _imports(plan: TypedGraph) -> Iterator[str]:
     """Yield the imports of the user's classes."""
     for step in plan.live_steps:
         names = [step.node.activation_function]
-        names += [step.neuron.aggregation] if step.neuron is not None else []
+        names += [step.node.aggregation] if step.is_neuron else []
         for name in names:
             if ":" in name:
                 module, _, leaf = name.partition(":")
@@ -206,7 +205,7 @@ def _imports(plan: TypedGraph) -> Iterator[str]:
                 if name == names[0] and isinstance(outside_value(activation(name)), nn.Module):
                     yield f"{outside_name(name)} = {outside_name(name)}()"
         applied = step.operation
-        if applied is None or step.bodies:
+        if applied is None or step.is_neuron or step.bodies:
             continue
         homes = dict(applied.row.outside_homes(applied.settings))
         if has_own_build(applied.row):
