@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.subgraphs import MAX_LEVELS
+from gflownet.graphs.node_link import MAX_LEVELS
 from gflownet.graphs.typed import TypedGraph
 from gflownet.graphs.validation import static_problems
 from gflownet.operations.operation import Operation, check_class, complete_settings, example_inputs

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from gflownet.files import parse_json
-from gflownet.graphs import node_link, ordering, subgraphs
+from gflownet.graphs import node_link, ordering
 from gflownet.graphs.canonical import CanonicalForm, EqualUpToIsomorphism
-from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, is_dense
+from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, maps_tensors
 from gflownet.graphs.identity import coloured_graph
 from gflownet.graphs.typed import TypedGraph, own_projection
 from gflownet.graphs.validation import GraphProblem, graph_problems, typed
@@ -111,7 +111,7 @@ class ComputationGraph(EqualUpToIsomorphism):
         """
         if not isinstance(name, str) or name not in self._subgraphs:
             definitions = self.config.get("subgraphs", {})
-            data = subgraphs.subgraph_data(definitions, name)
+            data = node_link.subgraph_data(definitions, name)
             inner = ComputationGraph._read(thawed(data), is_subgraph=True)
             inner_definitions = inner.config.get("subgraphs", {})
             inner.config = MappingProxyType(
@@ -220,7 +220,7 @@ class ComputationGraph(EqualUpToIsomorphism):
         """
         from networkx import node_link_graph
 
-        data = self.to_dict() if is_dense(self) else node_link.networkx_dict(self.to_dict())
+        data = node_link.networkx_dict(self.to_dict()) if maps_tensors(self) else self.to_dict()
         return cast("networkx.DiGraph", node_link_graph(data, edges="edges"))
 
     @classmethod

@@ -316,19 +316,20 @@ def read_operation(value: Any) -> AppliedOperation:
     return AppliedOperation(graph_name(name), complete_settings(operation(name), name, settings))
 
 
-def operation_errors(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the code and the line of every problem of a node's attribute `operation`."""
+def operation_errors(value: Any) -> Iterator[tuple[str, str, type[Operation] | None]]:
+    """Yield code, line and class (None for an unknown one) of every problem of a node's attribute `operation`."""
     try:
         name, settings = _name_and_settings(value)
     except ValueError as error:
-        yield "invalid_operation", str(error)
+        yield "invalid_operation", str(error), None
         return
     try:
         row = operation(name)
     except ValueError as error:
-        yield "unknown_operation", str(error)
+        yield "unknown_operation", str(error), None
         return
-    yield from setting_errors(row, name, settings)
+    for code, message in setting_errors(row, name, settings):
+        yield code, message, row
 
 
 def _name_and_settings(value: Any) -> tuple[str, dict[str, Any]]:

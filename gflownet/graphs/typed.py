@@ -18,17 +18,18 @@ from math import prod
 from typing import Any
 
 from gflownet.graphs.element_problems import GraphProblem
-from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, is_dense
-from gflownet.graphs.operation import AppliedOperation, OperationAt, read_operation
-from gflownet.graphs.operation_shapes import (
-    MergePlan,
-    by_port,
-    check_activation,
-    check_alignment,
+from gflownet.graphs.elements import (
+    Edge,
+    GraphElements,
+    Node,
+    NodeKind,
+    NodeType,
     inner_ports,
     input_shape,
-    merged,
+    maps_tensors,
 )
+from gflownet.graphs.operation import AppliedOperation, OperationAt
+from gflownet.graphs.operation_shapes import MergePlan, by_port, check_alignment, merged
 from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
 from gflownet.operations.activations import Cell
 from gflownet.operations.code import identifier, variable
@@ -308,7 +309,7 @@ class TypedGraph:
         self.broken = frozenset(broken)
         # Of neurons between inputs that declare widths: forward takes all features side by side, [B, F], an unmarked
         # cycle is read one time step late, and dead nodes keep their parameters.
-        self.is_dense = not name and is_dense(graph)
+        self.is_dense = not (name or maps_tensors(graph))
         self.problems: tuple[GraphProblem, ...] = ()  # that prevent translation, set by validation
         self.memory_format: str | None = None  # of images
         self.autocast: str | None = None  # name of a dtype
@@ -639,7 +640,7 @@ class _Visit:
                     self._know(node_id, ready, known)
             if len(known) + len(self.failures) > num_before:
                 continue
-            neurons = [node_id for node_id in waiting if _is_neuron(self._graph.nodes[node_id])]
+            neurons = [node_id for node_id in waiting if self._graph.nodes[node_id].kind is NodeKind.NEURON]
             if neurons:  # a neuron has a width of its own
                 self._know(neurons[0], (), known)
                 continue
@@ -660,7 +661,7 @@ class _Visit:
             if node.node_type is NodeType.INPUT:
                 shape = self._outside.get(node_id) or input_shape(node)
                 return TypedNode(node, Input(node.port), {}, shape, node_id)
-            if _is_neuron(node):
+            if node.kind is NodeKind.NEURON:
                 return self._neuron(node, edges, known)
             typed = self._tensor_node(node, edges, known)
             if typed.output.layout is Layout.TOKENS and node.activation_function not in ("linear", "identity"):
@@ -684,13 +685,12 @@ class _Visit:
         applied = _neuron_operation(
             node.output_size, node.activation_function, node.aggregation, self._typed.projection, hashable(options)
         )
-        align = attributes.get("align")
         merges = {
             f"{place}": MergePlan(
                 (edge,),
                 (adapter,),
                 "sum",
-                align,
+                node.align,
                 adapter.target,
                 late=self._late & {edge.edge_id} if self._late else frozenset(),
                 reads_input=isinstance(known[edge.source].what, Input),
@@ -700,13 +700,12 @@ class _Visit:
         at = applied.at({port: merge.shape for port, merge in merges.items()})
         output = at.output
         if target is not None:
-            check_alignment(adapters, align, "layout and size of positions")
+            check_alignment(adapters, node.align, "layout and size of positions")
         what, has_signs = Apply(applied, at, ""), self._typed.is_dense
         return TypedNode(node, what, merges, output, node.node_id, self._is_multigraph, has_signs=has_signs)
 
     def _tensor_node(self, node: Node, edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> TypedNode:
         """Return a node with an operation or a subgraph."""
-        check_activation(node)
         merges = {
             port: _source_weight(entries, known)
             if port == WEIGHT_PORT
@@ -716,8 +715,7 @@ class _Visit:
         if self._late and (late := self._late.intersection(edge.edge_id for edge in edges)):
             merges = {port: replace(plan, late=late) for port, plan in merges.items()}
         shapes = {port: plan.shape for port, plan in merges.items()}
-        attributes = node.attributes
-        if "subgraph" in attributes:
+        if node.kind is NodeKind.SUBGRAPH:
             what, output = self._call(node, shapes)
         else:
             what, output = self._apply(node, shapes)
@@ -726,30 +724,22 @@ class _Visit:
             owner = self._owners.get(_shared_weights(node) or ("", ""), owner)
         tied = merges[WEIGHT_PORT].edges[0].source if WEIGHT_PORT in merges else None
         tied_to = known[tied].label if tied is not None else ""
-        has_edge_weights = attributes.get("edge_weight") is True
-        return TypedNode(node, what, merges, output, owner, self._is_multigraph, tied_to, has_edge_weights)
+        return TypedNode(node, what, merges, output, owner, self._is_multigraph, tied_to, node.has_edge_weights)
 
     def _apply(self, node: Node, shapes: Mapping[str, Shape]) -> tuple[Apply, Shape]:
-        applied = read_operation(node.attributes["operation"])
-        required = applied.required_ports
-        ports = (*required, *applied.row.optional_ports)
-        if not ({*required} <= shapes.keys() <= {*ports}):
-            expected, got = ", ".join(ports), ", ".join(shapes) or "none"
-            raise ShapeError(f"{applied.name}: expected edges into the ports {expected}, got {got}")
+        applied = node.applied
         try:
             output = (at := applied.at(shapes)).output
         except ShapeError as error:
             raise ShapeError(f"{applied.name}: {error}") from None
         body = applied.row.typed_body(applied.name, shapes, applied.settings, self._typed.projection)
-        return Apply(applied, at, node.attributes.get("share", ""), () if body is None else (body,)), output
+        return Apply(applied, at, node.share or "", () if body is None else (body,)), output
 
     def _call(self, node: Node, shapes: Mapping[str, Shape]) -> tuple[Call, Shape]:
         """Return a subgraph and its output after all repetitions; each reads the one before at the port input."""
-        name, repeat = node.attributes["subgraph"], node.repeat
+        name, repeat = node.subgraph, node.repeat
         inner = self._graph.subgraph(name)
         ports = inner_ports(inner)
-        if set(ports) != set(shapes):
-            raise ShapeError(f"expected edges into the ports {', '.join(ports)}, got {', '.join(shapes) or 'none'}")
         bodies = [self._body(node, inner, name, shapes)]
         for _ in range(repeat - 1):
             body, output = bodies[-1], bodies[-1].output
@@ -757,7 +747,7 @@ class _Visit:
                 shapes = {**shapes, INPUT_PORT: output}
                 body = self._body(node, inner, name, shapes, bodies[0])
             bodies.append(body)
-        is_shared = bool(node.attributes.get("share", False))
+        is_shared = bool(node.share)
         entry = dict(zip(ports, bodies[0].shapes_outside, strict=True)).get(INPUT_PORT, bodies[0].output)
         if repeat > 1 and is_shared and any(body.output != entry for body in bodies):
             raise ShapeError(f"expected the output {entry} of a shared subgraph, got {bodies[0].output}")
@@ -799,7 +789,7 @@ def _check_shared(node: TypedNode, first: TypedNode) -> None:
     kind, name = node.shared_weights or ("", "")
     if first.operation != node.operation:
         expected = f"expected the operation of node {first.node_id}, which shares {shown(name)}"
-        reason = f"{expected}, got {shown(thawed(node.node.attributes['operation']))}"
+        reason = f"{expected}, got {shown(thawed(node.node.operation))}"
         raise NodeShapeError(node.node_id, reason, "share_mismatch")
     for port, shape in node.input_shapes.items():
         if shape != (expected := first.input_shapes[port]):
@@ -809,16 +799,9 @@ def _check_shared(node: TypedNode, first: TypedNode) -> None:
 
 
 def _shared_weights(node: Node) -> tuple[str, str] | None:
-    attributes = node.attributes
-    if not attributes or not attributes.get("share", False):
+    if not node.share:
         return None
-    return ("subgraph", attributes["subgraph"]) if "subgraph" in attributes else ("operation", attributes["share"])
-
-
-def _is_neuron(node: Node) -> bool:
-    """Return whether a node names no operation: projections, scalar weights, a bias."""
-    attributes = node.attributes
-    return not ("operation" in attributes or "subgraph" in attributes or node.node_type is NodeType.INPUT)
+    return ("operation", node.share) if node.subgraph is None else ("subgraph", node.subgraph)
 
 
 def _input_ids(graph: GraphElements) -> list[int]:

@@ -22,7 +22,7 @@ from gflownet.graphs.element_problems import (
     unexpected_value,
     unreachable_outputs,
 )
-from gflownet.graphs.elements import DEFAULT_WEIGHT, GraphElements, Node, NodeType, is_dense
+from gflownet.graphs.elements import DEFAULT_WEIGHT, GraphElements, Node, NodeType, applied_subgraph, maps_tensors
 from gflownet.graphs.ordering import cycle_closing_edges
 from gflownet.graphs.typed import NodeShapeError, TypedGraph
 from gflownet.operations.values import shown
@@ -55,7 +55,7 @@ def graph_problems(graph: GraphElements) -> list[GraphProblem]:
 
 def typed(graph: GraphElements, projection: str) -> TypedGraph:
     """Return a graph with the problems that prevent its translation, and the nodes that depend on none of them."""
-    is_vectors, broken = is_dense(graph), dict[int, set[int]]()
+    is_vectors, broken = not maps_tensors(graph), dict[int, set[int]]()
     problems = [*_setting_problems(graph), *static_problems(graph, broken, is_vectors=is_vectors)]
     is_nested = bool(graph.config.get("subgraphs"))
     size = 0 if is_vectors else _num_expanded(graph, {}) if is_nested else len(graph.nodes)
@@ -157,18 +157,11 @@ def static_problems(
         own |= _touched(graph, problem)
     problems = [_within(problem, name) for problem in problems]
     for node_id, node in sorted(graph.nodes.items()) if not is_vectors else ():
-        if "subgraph" in node.attributes and (inner := _subgraph(graph, node)) is not None:
-            problems += static_problems(inner, broken, node.attributes["subgraph"])
+        if (inner := applied_subgraph(graph, node)) is not None:
+            problems += static_problems(inner, broken, node.subgraph)
             if broken[id(inner)]:
                 own.add(node_id)
     return problems
-
-
-def _subgraph(graph: GraphElements, node: Node) -> GraphElements | None:
-    try:
-        return graph.subgraph(node.attributes["subgraph"])
-    except ValueError:
-        return None
 
 
 def _graph_edge_problems(graph: GraphElements, *, is_vectors: bool) -> Iterator[GraphProblem]:
@@ -218,10 +211,5 @@ def _num_expanded(graph: GraphElements, counts: dict[int, int]) -> int:
 
 
 def _num_applied(graph: GraphElements, node: Node, counts: dict[int, int]) -> int:
-    if "subgraph" not in node.attributes:
-        return 0
-    repeat = node.repeat
-    inner = _subgraph(graph, node)
-    if inner is None:
-        return 0
-    return (repeat if REPEAT.accepts(repeat) else 1) * _num_expanded(inner, counts)
+    inner = applied_subgraph(graph, node)
+    return 0 if inner is None else (node.repeat if REPEAT.accepts(node.repeat) else 1) * _num_expanded(inner, counts)
