@@ -18,8 +18,8 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store.fingerprint import outside_classes
 from gflownet.evaluation.tasks import TASKS
 from gflownet.graphs import ComputationGraph
-from gflownet.graphs.operation import OPERATIONS, operation, read_operation
 from gflownet.graphs.elements import is_imported, names_classes
+from gflownet.graphs.operation import OPERATIONS, operation, read_operation
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.policy.config import POLICIES
 from gflownet.run.extensions import validate

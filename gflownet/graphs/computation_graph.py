@@ -15,6 +15,7 @@ from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, maps_
 from gflownet.graphs.identity import coloured_graph
 from gflownet.graphs.typed import TypedGraph, own_projection
 from gflownet.graphs.validation import GraphProblem, graph_problems, typed
+from gflownet.graphs.visit import visited
 from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.values import frozen_attributes, shown, thawed
 
@@ -148,7 +149,7 @@ class ComputationGraph(EqualUpToIsomorphism):
     def body(self, name: str, shapes: Sequence[Shape], projection: str) -> TypedGraph:
         """Return a subgraph for the shapes of its INPUT nodes, by ascending id; its elements are valid."""
         key = name, tuple(shapes), projection
-        found = self._typed.get(key) or TypedGraph(self, projection, name=name, shapes=shapes)
+        found = self._typed.get(key) or visited(self, projection, name=name, shapes=shapes)
         if not found.failures:
             self._typed[key] = found
         return found

@@ -23,6 +23,7 @@ from gflownet.graphs.elements import (
     names_classes,
     nested_graphs,
 )
+from gflownet.graphs.merges import MergePlan
 from gflownet.graphs.operation_labels import (
     CATEGORY_COLOURS,
     MAX_LABEL_LENGTH,
@@ -36,7 +37,6 @@ from gflownet.graphs.operation_labels import (
     node_tooltip,
     shape_text,
 )
-from gflownet.graphs.operation_shapes import MergePlan
 from gflownet.graphs.ordering import sorted_prefix
 from gflownet.graphs.typed import OperationCost, TypedNode
 from gflownet.operations.operation import INPUT_PORT, Category

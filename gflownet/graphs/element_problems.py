@@ -16,9 +16,9 @@ from gflownet.graphs.elements import (
     inner_ports,
     input_shape,
 )
+from gflownet.graphs.merges import ALIGNMENTS, MERGES
 from gflownet.graphs.node_link import RecursiveSubgraphError, UnknownSubgraphError
 from gflownet.graphs.operation import operation_errors
-from gflownet.graphs.operation_shapes import ALIGNMENTS, MERGES
 from gflownet.graphs.ordering import followed_edges, reachable
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.tensor_shape import AXES, Layout

@@ -116,6 +116,13 @@ class Node:
         return self.attributes.get("share", False)
 
     @property
+    def shared_weights(self) -> tuple[str, str] | None:
+        """Kind and name of the weights of all nodes that share them."""
+        if not self.share:
+            return None
+        return ("operation", self.share) if self.subgraph is None else ("subgraph", self.subgraph)
+
+    @property
     def align(self) -> Any:
         """How inputs of unequal shapes are aligned; None: they broadcast."""
         return self.attributes.get("align")

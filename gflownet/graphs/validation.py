@@ -25,6 +25,7 @@ from gflownet.graphs.element_problems import (
 from gflownet.graphs.elements import DEFAULT_WEIGHT, GraphElements, Node, NodeType, applied_subgraph, maps_tensors
 from gflownet.graphs.ordering import cycle_closing_edges
 from gflownet.graphs.typed import NodeShapeError, TypedGraph
+from gflownet.graphs.visit import visited
 from gflownet.operations.values import shown
 from gflownet.operations.vocabulary import TRANSLATION_SETTINGS, aggregation
 
@@ -48,7 +49,7 @@ def graph_problems(graph: GraphElements) -> list[GraphProblem]:
     graphs are allowed: the edges of detect_cycles() are read one time step late.
     """
     known = graph.typed()
-    unreachable = [each for each in unreachable_outputs(graph) if known.is_dense or each.node_id in known.nodes]
+    unreachable = [each for each in unreachable_outputs(graph) if known.takes_columns or each.node_id in known.nodes]
     are_sizes = any(problem.code in _SIZE_CODES for problem in known.problems)
     return [*unreachable, *known.problems] if are_sizes else [*known.problems, *unreachable]
 
@@ -59,7 +60,7 @@ def typed(graph: GraphElements, projection: str) -> TypedGraph:
     problems = [*_setting_problems(graph), *static_problems(graph, broken, is_vectors=is_vectors)]
     is_nested = bool(graph.config.get("subgraphs"))
     size = 0 if is_vectors else _num_expanded(graph, {}) if is_nested else len(graph.nodes)
-    known = TypedGraph(graph, projection, broken=graph.nodes if size > MAX_EXPANDED_NODES else broken[id(graph)])
+    known = visited(graph, projection, broken=graph.nodes if size > MAX_EXPANDED_NODES else broken[id(graph)])
     if size > MAX_EXPANDED_NODES:
         message = f"graph: expected at most {MAX_EXPANDED_NODES:,} nodes with all repetitions, got {size:,}"
         problems.append(GraphProblem("too_many_nodes", message))

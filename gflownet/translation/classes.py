@@ -133,7 +133,7 @@ class _FastWriter(ClassWriter):
         return [pairs for pairs in groups.values() if len(pairs) >= MIN_STACKED]
 
     def added(self, steps: Sequence[TypedNode]) -> list[str]:
-        if self.plan.is_dense:
+        if self.plan.takes_columns:
             return ["add_parameters(self, self.plan.parameters, values, device=device, dtype=dtype)"]
         places = {step.node_id: place for place, step in enumerate(self.plan.steps)}
         return [f"add_parameters(self, self.plan.steps[{places[step.node_id]}].parameters, values)" for step in steps]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from keyword import iskeyword
 
-from gflownet.graphs.operation_shapes import MergePlan
+from gflownet.graphs.merges import MergePlan
 from gflownet.graphs.typed import Apply, StateSlot, TypedGraph, TypedNode
 from gflownet.operations.code import Dialect, NodeCode, aligned, group, padded, slot_name, variable
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation
@@ -44,7 +44,7 @@ class ClassWriter:
 
     def initial_lines(self) -> list[str]:
         """The statements of __init__ after super().__init__(): modules and parameters in the order of computation."""
-        if self.plan.is_dense:
+        if self.plan.takes_columns:
             return self.added(self.plan.steps)
         return [line for step in self.plan.steps for line in self._initial(step)]
 
@@ -91,7 +91,7 @@ class ClassWriter:
             layer: f"M{place}_{index}" for place, each in enumerate(groups) for index, (layer, _) in enumerate(each)
         }
         writer = replace(self, dialect=replace(self.dialect, scaled=scaled, argument=self.arguments()[0]))
-        lines = [*(self._column_lines() if self.plan.is_dense else ())]
+        lines = [*(self._column_lines() if self.plan.takes_columns else ())]
         lines += [f"mask = {self.arguments()[0]}[:, -1:]"] if self.dialect.is_padded and not self.plan.name else []
         lines += [self._stacked_line(place, each) for place, each in enumerate(groups)]
         lines += [line for step in self.plan.live_steps for line in writer._computed(step)]
@@ -136,7 +136,7 @@ class ClassWriter:
             return slot_name(f"new_{slot.kind}", slot.node_id)
         # The caller may overwrite its input or the output: the state must not share their memory.
         outputs, inputs = [node for node, _ in self.plan.outputs], [node for _, node, _ in self.plan.inputs]
-        is_shared = not self.plan.is_dense or [slot.node_id] == outputs or slot.node_id in inputs
+        is_shared = not self.plan.takes_columns or [slot.node_id] == outputs or slot.node_id in inputs
         return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)
 
     def arguments(self) -> list[str]:

@@ -19,7 +19,7 @@ DIRECT_AGGREGATIONS = (Sum, Mean, Extremum, Concat)
 def is_direct(plan: TypedGraph) -> bool:
     """Return whether DirectTraining can train models of this plan: no state, and operations with gradient code only."""
     return (
-        plan.is_dense
+        plan.takes_columns
         and not plan.slots
         and all(
             issubclass(node.sizes.aggregation, DIRECT_AGGREGATIONS)

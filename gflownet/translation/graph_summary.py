@@ -95,7 +95,7 @@ def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphS
     """
     typed, _ = checked(graph, {"projection": projection})
     nodes = tuple(_summarise_node(typed, node) for node in typed.nodes.values() if not isinstance(node.what, Input))
-    counted = [node for node in nodes if node.is_live or typed.is_dense]  # dead neurons keep their parameters
+    counted = [node for node in nodes if node.is_live or typed.takes_columns]  # dead neurons keep their parameters
     return GraphSummary(
         num_parameters=sum(node.num_parameters for node in counted),
         multiply_adds=sum(node.multiply_adds for node in nodes if node.is_live),
@@ -118,7 +118,7 @@ def _summarise_node(typed: TypedGraph, node: TypedNode) -> NodeSummary:
         output=node.output,
         num_parameters=node.cost.num_parameters,
         multiply_adds=node.cost.multiply_adds,
-        elementwise_flops=node.cost.elementwise_flops if typed.is_dense else 0,
+        elementwise_flops=node.cost.elementwise_flops if typed.takes_columns else 0,
         adapters=_adapter_texts(node),
         is_live=node.node_id in typed.live,
     )

@@ -104,7 +104,7 @@ class _FileWriter(ClassWriter):
         if not parameter.shape:
             return f"nn.Parameter(torch.tensor({self.first_values.get(parameter.name, 0.0)!r}{self.option}))"
         # Layers of a model with other operations are cast at the end, as in memory.
-        option = self.option if self.plan.is_dense else ""
+        option = self.option if self.plan.takes_columns else ""
         if parameter.initial is Initial.QUERY:
             return f"nn.Parameter({QUERY_STD} * torch.randn({', '.join(map(str, parameter.shape))}{option}))"
         rows, columns = parameter.shape
@@ -160,7 +160,7 @@ def _class_source(
     writer = _FileWriter(plan, dialect, names, first_values, option)
     initial = ["super().__init__()", *(["self.state = None"] if is_model and plan.slots else [])]
     initial += writer.initial_lines()
-    if is_model and is_cast and not plan.is_dense:
+    if is_model and is_cast and not plan.takes_columns:
         initial.append(f"self.to(torch.{dtype})")
     if plan.channels_last:
         initial += [
@@ -187,7 +187,7 @@ def _forward_methods(plan: TypedGraph, writer: ClassWriter, dtype: str | None) -
     forward = _STATEFUL_FORWARD.format(
         arguments=arguments,
         first=writer.arguments()[0],
-        dtype="" if plan.is_dense else f", dtype=torch.{dtype or 'float32'}",
+        dtype="" if plan.takes_columns else f", dtype=torch.{dtype or 'float32'}",
         shapes=tuple(slot.shape for slot in plan.slots),
     )
     return [method + forward]
