@@ -285,6 +285,10 @@ class OperationAt:
         """The expression that makes the module, see `Operation.constructor`."""
         return self._row.constructor(*self._arguments)
 
+    def build(self) -> Any:
+        """Return a new module."""
+        return self._row.build(*self._arguments)
+
     @cached_property
     def call(self) -> str:
         """The expression of the output, see `Operation.call`."""

@@ -198,6 +198,8 @@ class TypedNode:
         """A different label for every in-edge: its ends, or its id if several edges have these ends."""
         if self.is_multigraph:
             return {edge.edge_id: f"{edge.edge_id}" for edge in self.edges}
+        if len({edge.source for edge in self.edges}) == len(self.edges):
+            return {edge.edge_id: f"{edge.source}_{edge.target}" for edge in self.edges}
         counts = Counter(edge.source for edge in self.edges)
         more = {edge.edge_id: f"_{edge.edge_id}" if counts[edge.source] > 1 else "" for edge in self.edges}
         return {edge.edge_id: f"{edge.source}_{edge.target}{more[edge.edge_id]}" for edge in self.edges}

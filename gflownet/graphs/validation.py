@@ -27,7 +27,7 @@ from gflownet.graphs.ordering import cycle_closing_edges
 from gflownet.graphs.typed import NodeShapeError, TypedGraph
 from gflownet.graphs.visit import visited
 from gflownet.operations.values import shown
-from gflownet.operations.vocabulary import TRANSLATION_SETTINGS, aggregation
+from gflownet.operations.vocabulary import TRANSLATION_SETTINGS
 
 __all__ = ["GraphProblem", "graph_problems", "typed"]
 
@@ -37,8 +37,6 @@ MAX_PARAMETERS = 2**30
 MAX_ELEMENTS = 2**30
 # Nodes of a graph, those of a subgraph once per repetition.
 MAX_EXPANDED_NODES = 100_000
-# Upper bounds for every built-in recurrent cell of width D: 8 D^2 + 1000 D weights.
-_CELL_SQUARES, _CELL_ROWS = 8, 1000
 _SIZE_CODES = ("unequal_widths", "too_many_parameters")
 
 
@@ -67,7 +65,8 @@ def typed(graph: GraphElements, projection: str) -> TypedGraph:
     elif not is_vectors:  # neurons between vectors fit
         problems += dict.fromkeys(_shape_problems(known))
     if not problems:
-        problems += _size_problems(known) if is_vectors else _cost_problems(known)
+        problems += _width_problems(known) if is_vectors and projection == "never" else ()
+        problems += _cost_problems(known)
     known.problems = tuple(problems)
     return known
 
@@ -98,31 +97,17 @@ def _setting_problems(graph: GraphElements) -> Iterator[GraphProblem]:
             yield GraphProblem(code, f"graph: {unexpected_value(TRANSLATION_SETTINGS[key].expected, key, value)}")
 
 
-def _size_problems(known: TypedGraph) -> Iterator[GraphProblem]:
-    """Yield the problems of the widths of neurons, and one for too many parameters."""
-    graph, projection = known.graph, known.projection
-    for _, edge in sorted(graph.edges.items()) if projection == "never" else ():
-        size, expected = graph.nodes[edge.source].output_size, _message_size(graph.nodes[edge.target])
-        if edge.enabled and size != expected:
+def _width_problems(known: TypedGraph) -> Iterator[GraphProblem]:
+    """Yield the edges between unequal widths, where neurons have no projections."""
+    edges = [(edge.edge_id, edge, place, step) for step in known.neurons for place, edge in enumerate(step.edges)]
+    for _, edge, place, step in sorted(edges, key=lambda each: each[0]):
+        size, expected = step.sizes.sources[place], step.sizes.message
+        if size != expected:
             message = (
                 f"expected equal widths with projection=never, "
                 f"got {size} from node {edge.source} and {expected} at node {edge.target}"
             )
             yield at_edge(edge, "unequal_widths", message)
-    nodes = graph.nodes.values()
-    widest = max(node.output_size or 0 for node in nodes)
-    for node in nodes:
-        if node.attributes:
-            kind, width = aggregation(node.aggregation), _message_size(node)
-            widest = max(widest, width, kind.aggregated_size(node.attributes, width, 1))
-    num_terms = 2 * len(graph.edges) + (_CELL_SQUARES + 2) * len(nodes)
-    if (widest + _CELL_ROWS) ** 2 * num_terms > MAX_PARAMETERS:  # an upper bound is cheaper than the number
-        yield from _cost_problems(known)
-
-
-def _message_size(node: Node) -> int:
-    """Return the width of every message into a neuron."""
-    return aggregation(node.aggregation).message_size(node.attributes, node.output_size or 0)
 
 
 def _cost_problems(known: TypedGraph) -> Iterator[GraphProblem]:

@@ -29,6 +29,8 @@ from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError,
 from gflownet.operations.values import hashable, shown, thawed
 from gflownet.operations.vocabulary import aggregation
 
+_NO_OPTIONS = hashable({})
+
 
 def visited(
     graph: GraphElements, projection: str, *, name: str = "", shapes: Sequence[Shape] = (), broken: Collection[int] = ()
@@ -184,11 +186,12 @@ class _Visit:
         shapes, attributes = [known[edge.source].output for edge in edges], node.attributes
         target = join(shapes) if any(shape.layout is not Layout.VECTOR for shape in shapes) else None
         adapters = [Adapter(each, each if target is None else target.with_channels(each.channels)) for each in shapes]
-        accepted = aggregation(node.aggregation).accepted() if attributes else ()
-        options = {key: value for key, value in attributes.items() if key in accepted}
-        applied = _neuron_operation(
-            node.output_size, node.activation_function, node.aggregation, self._projection, hashable(options)
-        )
+        options = _NO_OPTIONS
+        if attributes:
+            accepted = aggregation(node.aggregation).accepted()
+            options = hashable({key: value for key, value in attributes.items() if key in accepted}) or _NO_OPTIONS
+        names = node.activation_function, node.aggregation
+        applied = _neuron_operation(node.output_size, *names, self._projection, options)
         merges = {
             f"{place}": MergePlan(
                 (edge,),
@@ -196,7 +199,7 @@ class _Visit:
                 "sum",
                 node.align,
                 adapter.target,
-                late=self._late & {edge.edge_id} if self._late else frozenset(),
+                late=self._late and self._late & {edge.edge_id},
                 reads_input=isinstance(known[edge.source].what, Input),
             )
             for place, (edge, adapter) in enumerate(zip(edges, adapters, strict=True))

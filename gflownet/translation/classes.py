@@ -7,7 +7,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import sha256
 from threading import Lock
 from typing import Any
@@ -23,7 +22,7 @@ from gflownet.operations.code import FAST, Dialect, outside_name, outside_value
 from gflownet.operations.neuron import scales_matrix
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import activation
-from gflownet.translation.code import ClassWriter, class_name, has_own_build, method_text, own_build_name
+from gflownet.translation.code import ClassWriter, class_name, method_text
 
 # Matrices of one size that are scaled together: with fewer, products one by one are as fast.
 MIN_STACKED = 8
@@ -194,9 +193,3 @@ def outside_functions(plan: TypedGraph) -> Iterator[tuple[str, Any]]:
                 yield outside_name(node.aggregation), step.sizes.aggregation
         elif applied is not None and not step.bodies:
             yield from applied.row.outside_classes(applied.settings).items()
-            if has_own_build(applied.row):
-                yield own_build_name(step), partial(_built, step.input_shapes, applied)
-
-
-def _built(inputs: Mapping[str, Any], applied: Any) -> nn.Module:
-    return applied.row.build(inputs, applied.settings)

@@ -29,11 +29,6 @@ def class_name(plan: TypedGraph) -> str:
     return name if name.isidentifier() and not iskeyword(name) else f"Block{name}"
 
 
-def own_build_name(step: TypedNode) -> str:
-    """The function that makes the module of a row with its own `build`, in generated code."""
-    return f"build_{step.label}"
-
-
 @dataclass(frozen=True)
 class ClassWriter:
     """The source of the class of one plan."""
@@ -146,7 +141,7 @@ class ClassWriter:
 
     def own_build(self, step: TypedNode) -> str:
         """The expression that makes the module of a row with its own `build`."""
-        return f"{own_build_name(step)}()"
+        return f"self.plan.nodes[{step.node_id}].what.at.build()"
 
     def _initial(self, step: TypedNode) -> list[str]:
         lines = []

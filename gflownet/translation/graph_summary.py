@@ -95,11 +95,10 @@ def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphS
     """
     typed, _ = checked(graph, {"projection": projection})
     nodes = tuple(_summarise_node(typed, node) for node in typed.nodes.values() if not isinstance(node.what, Input))
-    counted = [node for node in nodes if node.is_live or typed.takes_columns]  # dead neurons keep their parameters
     return GraphSummary(
-        num_parameters=sum(node.num_parameters for node in counted),
-        multiply_adds=sum(node.multiply_adds for node in nodes if node.is_live),
-        flops=sum(node.flops for node in nodes),
+        num_parameters=typed.cost.num_parameters,
+        multiply_adds=typed.cost.multiply_adds,
+        flops=typed.cost.flops,
         inputs=tuple(shape for _, _, shape in typed.inputs),
         outputs=tuple(shape for _, shape in typed.outputs),
         state_size=sum(slot.size for slot in typed.slots),
@@ -108,13 +107,11 @@ def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphS
 
 
 def _summarise_node(typed: TypedGraph, node: TypedNode) -> NodeSummary:
-    inputs = tuple(node.input_shapes.values())
-    if node.is_neuron:
-        inputs = tuple(adapter.source for plan in node.inputs.values() for adapter in plan.adapters)
+    shapes = (plan.adapters[0].source if node.is_neuron else plan.shape for plan in node.inputs.values())
     return NodeSummary(
         node_id=node.node_id,
         operation=operation_text(node),
-        inputs=inputs,
+        inputs=tuple(shapes),
         output=node.output,
         num_parameters=node.cost.num_parameters,
         multiply_adds=node.cost.multiply_adds,
