@@ -25,11 +25,11 @@ def edge_operations_to_nodes(graph: ComputationGraph) -> ComputationGraph:
     next_node = max(graph.nodes, default=-1) + 1
     next_edge = max(graph.edges, default=-1) + 1
     for _, edge in sorted(graph.edges.items()):
-        if "operation" not in edge.attributes:
+        if edge.operation is None:
             _add_edge(result, edge, edge.source, edge.attributes)
             continue
         remaining = {key: value for key, value in edge.attributes.items() if key != "operation"}
-        result.add_node(next_node, "hidden", output_size=None, attributes={"operation": edge.attributes["operation"]})
+        result.add_node(next_node, "hidden", output_size=None, attributes={"operation": edge.operation})
         result.add_edge(edge.source, next_node, edge_id=next_edge)
         _add_edge(result, edge, next_node, remaining)
         next_node, next_edge = next_node + 1, next_edge + 1

@@ -194,6 +194,11 @@ class Edge:
         return self.attributes.get("is_recurrent", False) is True
 
     @property
+    def operation(self) -> Any:
+        """The operation of an edge, before `edge_operations_to_nodes`; None without one."""
+        return self.attributes.get("operation")
+
+    @property
     def rank(self) -> Any:
         """The place among the target's in-edges as written, 0 by default."""
         return self.attributes.get("order", 0)

@@ -208,10 +208,6 @@ class AppliedOperation:
     def _exact(self) -> Any:
         return exact(self.settings)
 
-    def infer_shape(self, inputs: Mapping[str, Shape]) -> Shape:
-        """Return the output shape. Raises ShapeError, also for a mistake in the class."""
-        return self.at(inputs).output
-
     def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
         """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""
         return self.at(inputs).cost
@@ -264,11 +260,6 @@ class OperationAt:
         from gflownet.operations.probe import cost_of  # imports torch
 
         return cost_of(self._row, *arguments)
-
-    @cached_property
-    def elementwise_flops(self) -> int:
-        """Operations besides matrix products, of a neuron."""
-        return self._row.elementwise_flops(*self._arguments)
 
     @cached_property
     def parameters(self) -> tuple[ParameterPlan, ...]:

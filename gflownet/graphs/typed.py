@@ -161,10 +161,6 @@ class TypedNode:
         """Whether one module serves all repetitions of a subgraph."""
         return isinstance(self.what, Call) and self.what.is_shared
 
-    def is_weighted(self, port: str) -> bool:
-        """Return whether the edges into a port have learned weights: never those that carry a tied weight."""
-        return self.has_edge_weights and port != WEIGHT_PORT
-
     @cached_property
     def input_shapes(self) -> dict[str, Shape]:
         """The merged shape at every port."""
@@ -209,7 +205,7 @@ class TypedNode:
         """The parameters of a neuron, or the scalar weights and the bias around an operation."""
         plans = [*self.what.at.parameters] if isinstance(self.what, Apply) else []
         if self.has_edge_weights:
-            places = [place for place, edge in enumerate(self.edges) if self.is_weighted(edge.port)]
+            places = [place for place, edge in enumerate(self.edges) if edge.port != WEIGHT_PORT]
             plans += [ParameterPlan("weight", (), Initial.WEIGHT, owner=place) for place in places]
             plans.append(ParameterPlan("bias", (), Initial.BIAS))
         return tuple(map(self._completed, plans))
@@ -250,7 +246,7 @@ class TypedNode:
         try:
             if isinstance(self.what, Apply):
                 num_parameters, multiply_adds = self.what.at.cost
-                elements = self.what.at.elementwise_flops
+                elements = self.sizes.elementwise_flops if self.is_neuron else 0
                 total += OperationCost(num_parameters if self.is_first else 0, multiply_adds, elements)
             for repetition, body in enumerate(self.what.bodies if isinstance(self.what, Call) else ()):
                 is_new = not self.is_shared or (self.is_first and repetition == 0)
@@ -326,11 +322,6 @@ class TypedGraph:
             return replace(self.live_cost, elementwise_flops=0)
         dead = [node.cost.num_parameters for node_id, node in self.nodes.items() if node_id not in self.live]
         return self.live_cost + OperationCost(sum(dead))
-
-    @property
-    def channels_last(self) -> bool:
-        """Whether images have their channels last in memory."""
-        return self.memory_format == "channels_last"
 
     @cached_property
     def key(self) -> Any:

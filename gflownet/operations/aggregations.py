@@ -52,7 +52,7 @@ class Mean(CodeAggregation):
         return Aggregate(lines, f"torch.add({code.bias}, {total}, alpha={1 / count!r})", has_bias=True)
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return max(num_edges, 1) * message_size
 
 
@@ -91,7 +91,7 @@ class Concat(CodeAggregation):
     is_order_sensitive = True
 
     @classmethod
-    def aggregated_size(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def aggregated_size(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return num_edges * message_size
 
     @classmethod
@@ -100,7 +100,7 @@ class Concat(CodeAggregation):
         return Aggregate([], messages[0] if len(messages) == 1 else f"torch.cat({group(messages)}, dim=-1)")
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return 0
 
 
@@ -110,29 +110,29 @@ class _AnyAttention(CodeAggregation):
     heads: ClassVar[str] = ""  # the attribute that sets H; empty: one query [d]
 
     @classmethod
-    def message_size(cls, attributes: Mapping[str, Any], output_size: int) -> int:
-        return attributes.get("head_dim", output_size)
+    def message_size(cls, options: Mapping[str, Any], output_size: int) -> int:
+        return options.get("head_dim", output_size)
 
     @classmethod
-    def num_heads(cls, attributes: Mapping[str, Any]) -> int:
+    def num_heads(cls, options: Mapping[str, Any]) -> int:
         """Return H."""
-        return attributes.get(cls.heads, 1)
+        return options.get(cls.heads, 1)
 
     @classmethod
-    def query_shape(cls, attributes: Mapping[str, Any], message_size: int) -> tuple[int, ...]:
-        return (cls.num_heads(attributes), message_size) if cls.heads else (message_size,)
+    def query_shape(cls, options: Mapping[str, Any], message_size: int) -> tuple[int, ...]:
+        return (cls.num_heads(options), message_size) if cls.heads else (message_size,)
 
     @classmethod
-    def aggregated_size(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
-        return cls.num_heads(attributes) * message_size
+    def aggregated_size(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return cls.num_heads(options) * message_size
 
     @classmethod
-    def multiply_adds(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
-        return 2 * cls.num_heads(attributes) * num_edges * message_size  # scores, then the mix
+    def multiply_adds(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return 2 * cls.num_heads(options) * num_edges * message_size  # scores, then the mix
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
-        return 3 * cls.num_heads(attributes) * num_edges  # softmax: exp, sum, division
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return 3 * cls.num_heads(options) * num_edges  # softmax: exp, sum, division
 
     @classmethod
     def emit(cls, code: NeuronCode) -> Aggregate:
@@ -192,11 +192,11 @@ class TopKWeightedSum(CodeAggregation):
     attributes = _MIXTURE | {"top_k": OPTIONAL_POSITIVE_INT, "temperature": TEMPERATURE}
 
     @classmethod
-    def multiply_adds(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
-        return min(attributes.get("top_k") or num_edges, num_edges) * message_size
+    def multiply_adds(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return min(options.get("top_k") or num_edges, num_edges) * message_size
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return 3 * num_edges
 
     @classmethod
@@ -225,7 +225,7 @@ class _Mixture(CodeAggregation):
     """sum_j mix_j X_j for mixing weights [J] that are computed from one learned number per in-edge."""
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return (max(num_edges - 1, 0) + num_edges) * message_size
 
     @classmethod
@@ -257,17 +257,17 @@ class MixtureOfExperts(_Mixture):
 
     @classmethod
     def emit(cls, code: NeuronCode) -> Aggregate:
-        attributes, mix, router = code.options, code.name("mix"), code.name("router")
-        temperature = attributes.get("router_temperature", 1.0)
+        options, mix, router = code.options, code.name("mix"), code.name("router")
+        temperature = options.get("router_temperature", 1.0)
         scaled = f" * {1 / temperature!r}" if temperature != 1 else ""
         lines = [f"{router} = torch.stack({group(code.per_edge('router'))}){scaled}"]
-        top_k = attributes.get("top_k") or 1
-        if attributes.get("router_type", "softmax") == "softmax" or top_k >= len(code.sources):
+        top_k = options.get("top_k") or 1
+        if options.get("router_type", "softmax") == "softmax" or top_k >= len(code.sources):
             lines.append(f"{mix} = torch.softmax({router}, dim=0)")
         else:
             top = code.name("top")
             lines.append(f"{top} = {router}.argsort(descending=True, stable=True)[:{top_k}]")
-            if attributes.get("normalize", True):
+            if options.get("normalize", True):
                 weights = f"torch.softmax({router}[{top}], dim=0)"
             else:
                 weights = f"torch.softmax({router}, dim=0)[{top}]"

@@ -150,8 +150,6 @@ class NodeCode:
 def aligned(value: str, adapter: Adapter, dialect: Dialect) -> str:
     """The expression of a value with its positions changed to those of the target, or with axes of size 1."""
     source, target = adapter.source, adapter.target
-    if source is target:
-        return value
     if adapter.is_broadcast and source.layout is not target.layout:
         axes = [":" if axis == target.channel_axis else "None" for axis in range(target.channel_axis + 1)]
         return f"{value}[:, {', '.join(axes + ['None'] * (len(target.sizes) - len(axes)))}]"

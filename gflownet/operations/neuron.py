@@ -34,6 +34,7 @@ class NeuronSizes:
     has_post: bool  # whether a linear layer follows the aggregation; an unfed concat has nothing to project
     sources: tuple[int, ...]  # widths, by in-edge
     projected: tuple[bool, ...]  # whether a linear layer maps the source to the message, by in-edge
+    elementwise_flops: int  # besides matrix products: 1 per element, activations included
 
 
 class Neuron(Operation):
@@ -48,7 +49,10 @@ class Neuron(Operation):
         has_post = aggregated > 0 and (aggregated != features or bool(options.get("post_projection")))
         projected = tuple(always or size != width for size in sources)
         query, act = kind.query_shape(options, width), activation(settings["activation"])
-        return NeuronSizes(act, kind, width, query, aggregated, has_post, sources, projected)
+        flops = len(sources) * width + features  # weights of the edges, bias
+        flops += kind.elementwise_flops(options, width, len(sources)) + act.elementwise_flops(features)
+        flops *= _num_rows(inputs)
+        return NeuronSizes(act, kind, width, query, aggregated, has_post, sources, projected, flops)
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -93,13 +97,6 @@ class Neuron(Operation):
         total = total * sizes.message + sizes.aggregation.multiply_adds(settings["options"], sizes.message, len(inputs))
         total += sizes.aggregated * features if sizes.has_post and inputs else 0
         return (total + sizes.activation.multiply_adds(features)) * _num_rows(inputs)
-
-    @classmethod
-    def elementwise_flops(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        sizes, features, count = cls.sizes(inputs, settings), settings["features"], len(inputs)
-        flops = count * sizes.message + features  # weights of the edges, bias
-        flops += sizes.aggregation.elementwise_flops(settings["options"], sizes.message, count)
-        return (flops + sizes.activation.elementwise_flops(features)) * _num_rows(inputs)
 
     @classmethod
     def statements(cls, code: NodeCode) -> list[str]:

@@ -205,11 +205,6 @@ class Operation:
         return None
 
     @classmethod
-    def elementwise_flops(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        """Return the operations besides matrix products of one example, of neurons only: 1 per element."""
-        return 0
-
-    @classmethod
     def statements(cls, code: Any) -> list[str]:
         """Return the statements from the values at the ports to the variable of the node, from its NodeCode."""
         return code.called()

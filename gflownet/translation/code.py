@@ -5,21 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from keyword import iskeyword
 
 from gflownet.graphs.merges import MergePlan
 from gflownet.graphs.typed import Apply, StateSlot, TypedGraph, TypedNode
 from gflownet.operations.code import Dialect, NodeCode, aligned, group, padded, slot_name, variable
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, is_inherited
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Adapter, Layout, Shape
 
 _ELEMENTWISE = {"sum": "{a} + {b}", "mean": "{a} + {b}", "product": "{a} * {b}"}
 _ELEMENTWISE |= {"max": "torch.maximum({a}, {b})", "min": "torch.minimum({a}, {b})"}
-
-
-def has_own_build(row: type[Operation]) -> bool:
-    """Return whether a row makes its module by a method, not by an expression."""
-    return getattr(row.build, "__func__", None) is not Operation.build.__func__
 
 
 def class_name(plan: TypedGraph) -> str:
@@ -55,7 +51,11 @@ class ClassWriter:
     def body_lines(self) -> list[str]:
         """The statements of a time step from the arguments and `state`, with memory format and autocast of a plan."""
         plan, arguments, lines = self.plan, self.arguments(), self.step_lines()
-        images = [name for name, shape in plan.arguments if plan.channels_last and shape.layout is Layout.IMAGE]
+        images = [
+            name
+            for name, shape in plan.arguments
+            if plan.memory_format == "channels_last" and shape.layout is Layout.IMAGE
+        ]
         head = [f"{name} = {name}.contiguous(memory_format=torch.channels_last)" for name in images]
         if plan.autocast:  # `y` is float32
             is_float = [shape.layout is not Layout.TOKENS for _, shape in plan.outputs]
@@ -112,15 +112,8 @@ class ClassWriter:
         plans = [plan for step in self.plan.live_steps for plan in step.inputs.values()]
         read = {edge.source for plan in plans for edge in plan.edges}  # a recurrent edge reads it later
         read.update(node_id for node_id, _ in self.plan.outputs)
-        if len(self.plan.inputs) == 1:
-            (node_id,) = (node_id for _, node_id, _ in self.plan.inputs)
-            return [f"{variable(node_id)} = x"] if node_id in read else []
-        lines, start = [], 0
-        for _, node_id, shape in self.plan.inputs:
-            if node_id in read:
-                lines.append(f"{variable(node_id)} = x[..., {start}:{start + shape.channels}]")
-            start += shape.channels
-        return lines
+        texts = columns("x[..., {}]", [(node_id, shape) for _, node_id, shape in self.plan.inputs])
+        return [f"{variable(node_id)} = {text}" for node_id, text in texts.items() if node_id in read]
 
     def _new_state(self, slot: StateSlot) -> str:
         """The expression of a slot after a time step."""
@@ -162,7 +155,7 @@ class ClassWriter:
                 return [f"self.{step.label} = nn.ModuleList([{calls[0]} for _ in range({len(calls)})])"]
             return [f"self.{step.label} = nn.ModuleList([{', '.join(calls)}])"]
         assert isinstance(step.what, Apply)
-        if has_own_build(step.what.operation.row):
+        if not is_inherited(step.what.operation.row, "build"):
             return [f"self.{step.label} = {self.own_build(step)}"]
         expression = step.what.at.constructor
         return [f"self.{step.label} = {expression}"] if expression else []
@@ -211,11 +204,12 @@ class ClassWriter:
 
     def _merged(self, step: TypedNode, port: str, merge: MergePlan) -> tuple[list[str], str]:
         """Return the statements before the merged value of a port, and a name for it."""
+        values = [self._message(step, merge, place) for place in range(len(merge.edges))]
+        if len(values) == 1 and values[0].isidentifier():
+            return [], values[0]
         name = slot_name("z" if port == INPUT_PORT else f"z{port}_", step.node_id)
-        weighted = step.is_weighted(port)
-        values = [self._message(step, merge, position, is_weighted=weighted) for position in range(len(merge.edges))]
         if len(values) == 1:
-            return ([], values[0]) if values[0].isidentifier() else ([f"{name} = {values[0]}"], name)
+            return [f"{name} = {values[0]}"], name
         if merge.merge == "concat" and self.dialect.num_copies > 1:
             return [f"{name} = concat_copies({self.dialect.num_copies}, {', '.join(values)})"], name
         if merge.merge == "concat":
@@ -229,15 +223,18 @@ class ClassWriter:
             lines.append(f"{name} = {name} / {len(values)}")
         return lines, name
 
-    def _message(self, step: TypedNode, merge: MergePlan, position: int, *, is_weighted: bool) -> str:
+    def _message(self, step: TypedNode, merge: MergePlan, place: int) -> str:
         """The aligned and weighted value of one in-edge."""
-        edge, adapter = merge.edges[position], merge.adapters[position]
+        edge, adapter = merge.edges[place], merge.adapters[place]
         value = slot_name("output", edge.source) if edge.edge_id in merge.late else variable(edge.source)
-        value = aligned(value, adapter, self.dialect)
-        if adapter.changes_channels and merge.is_learned:
-            value = f"{self.dialect.module(step.named('adapt', edge))}({value})"
-        elif adapter.changes_channels:
-            value = padded(value, adapter, self.dialect)
+        if adapter.source is not adapter.target:
+            value = aligned(value, adapter, self.dialect)
+            if adapter.changes_channels and merge.is_learned:
+                value = f"{self.dialect.module(step.named('adapt', edge))}({value})"
+            elif adapter.changes_channels:
+                value = padded(value, adapter, self.dialect)
+        # The port `weight` carries a tied weight, which has none of its own.
+        is_weighted = step.has_edge_weights and edge.port != WEIGHT_PORT
         return f"{value} * {self.dialect.parameter(step.named('weight', edge))}" if is_weighted else value
 
 
@@ -255,6 +252,15 @@ def _last_state(slot: StateSlot) -> str:
     if slot.kind == "cell":
         return slot_name("new_cell", slot.node_id)
     return f"torch.clone({variable(slot.node_id)}[-batch:])"
+
+
+def columns(template: str, ends: Sequence[tuple[int, Shape]]) -> dict[int, str]:
+    """Return the expression of the features of each INPUT or OUTPUT node, by id, side by side in one tensor."""
+    stops = [*accumulate((shape.channels for _, shape in ends), initial=0)]
+    if len(ends) == 1:
+        return {ends[0][0]: template.partition("[")[0]}
+    ranges = (f"{start}:{stop}" for start, stop in pairwise(stops))
+    return {node_id: template.format(each) for (node_id, _), each in zip(ends, ranges, strict=True)}
 
 
 def shape_text(shape: Shape) -> str:

@@ -12,6 +12,7 @@ from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations.activations import CodeActivation
 from gflownet.operations.aggregations import Concat, Extremum, Mean, Sum
 from gflownet.operations.code import identifier, outside_name
+from gflownet.translation.code import columns
 
 DIRECT_AGGREGATIONS = (Sum, Mean, Extremum, Concat)
 
@@ -42,11 +43,14 @@ def direct_source(plan: TypedGraph) -> str:
     gradient G, may overwrite it, and fills the gradients of the parameters.
     """
     code = _Code(plan)
-    code.inputs()
+    inputs = columns("x[:, {}]", [(node_id, shape) for _, node_id, shape in plan.inputs])
+    code.body += [f"{_id('y', node_id)} = {text}" for node_id, text in inputs.items()]
     for node in plan.live_neurons:
         code.forward(node)
-    before, code.body = code.body, []
-    code.gradient_of_output()
+    before = code.body
+    outputs = columns("G[:, {}]", plan.outputs)
+    code.body = [f"{_id('G', node_id)} = {text}" for node_id, text in outputs.items()]
+    code.started |= outputs.keys()
     for node in reversed(plan.live_neurons):
         code.backward(node)
     after = code.body
@@ -95,25 +99,6 @@ class _Code:
         name = _id(word, key)
         self.tensors[name] = None
         return name
-
-    def inputs(self) -> None:
-        """The columns of every INPUT node."""
-        start = 0
-        for _, node_id, shape in self.plan.inputs:
-            size = shape.channels
-            columns = "x" if len(self.plan.inputs) == 1 else f"x[:, {start}:{start + size}]"
-            self.body.append(f"{_id('y', node_id)} = {columns}")
-            start += size
-
-    def gradient_of_output(self) -> None:
-        """The gradient G handed to the OUTPUT nodes."""
-        start = 0
-        for node_id, shape in self.plan.outputs:
-            size = shape.channels
-            columns = "G" if len(self.plan.outputs) == 1 else f"G[:, {start}:{start + size}]"
-            self.body.append(f"{_id('G', node_id)} = {columns}")
-            self.started.add(node_id)
-            start += size
 
     def forward(self, node: TypedNode) -> None:
         """Emit z and y of the node from the outputs of its sources."""

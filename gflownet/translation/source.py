@@ -15,10 +15,11 @@ from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations import layers
 from gflownet.operations.activations import Cell
 from gflownet.operations.code import PLAIN, Dialect, identifier, outside_name, outside_value
+from gflownet.operations.operation import is_inherited
 from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
-from gflownet.translation.code import ClassWriter, class_name, has_own_build, method_text, shape_text
+from gflownet.translation.code import ClassWriter, class_name, method_text, shape_text
 from gflownet.translation.planning import checked
 
 _USED_NAMES = ("torch", "F", "nn", "Tensor", "super", "tuple", "tensor")
@@ -162,7 +163,7 @@ def _class_source(
     initial += writer.initial_lines()
     if is_model and is_cast and not plan.takes_columns:
         initial.append(f"self.to(torch.{dtype})")
-    if plan.channels_last:
+    if plan.memory_format == "channels_last":
         initial += [
             "for kernel in self.parameters():",
             "    if kernel.dim() == 4:  # of images",
@@ -208,7 +209,7 @@ def _imports(plan: TypedGraph) -> Iterator[str]:
         if applied is None or step.is_neuron or step.bodies:
             continue
         homes = dict(applied.row.outside_homes(applied.settings))
-        if has_own_build(applied.row):
+        if not is_inherited(applied.row, "build"):
             yield "from gflownet.operations.tensor_shape import Layout, Shape"
             homes[outside_name(applied.row_home)] = applied.row_home
         for name, home in homes.items():

@@ -45,7 +45,9 @@ def can_stack(*models: nn.Module) -> bool:
     if len(plans) < len(models) or len({plan.key for plan in plans}) != 1:
         return False
     plan = plans[0]
-    is_plain = not (plan.takes_columns or plan.slots or plan.autocast or plan.channels_last or plan.is_padded)
+    is_plain = not (
+        plan.takes_columns or plan.slots or plan.autocast or plan.memory_format == "channels_last" or plan.is_padded
+    )
     has_one = len(plan.inputs) == len(plan.outputs) == 1
     is_plain = is_plain and all(map(_is_as_translated, models))
     return is_plain and has_one and plan.outputs[0][1].layout is Layout.VECTOR and _has_known_steps(plan)
