@@ -89,7 +89,7 @@ def _drawn_shapes(graph: ComputationGraph) -> Mapping[int, TypedNode]:
 class _Builder:
     """Items and links of one graph, in topological order."""
 
-    def __init__(self, graph: ComputationGraph, node_shapes: Mapping[int, TypedNode], *, is_inner: bool) -> None:
+    def __init__(self, graph: GraphElements, node_shapes: Mapping[int, TypedNode], *, is_inner: bool) -> None:
         self._graph, self._known, self._is_inner = graph, node_shapes, is_inner
         self._items: dict[int, Item] = {}
         self._links: list[FigureLink] = []

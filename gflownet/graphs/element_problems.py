@@ -171,12 +171,14 @@ def _value_problems(node: Node) -> Iterator[GraphProblem]:
         yield _at_node(node, "invalid_activation", reason)
     if not abs(node.bias) <= MAX_MAGNITUDE:
         yield _at_node(node, "non_finite_bias", f"expected a finite bias of float32, got {node.bias}")
+    if not is_input:
+        return
     # An input passes its data on: its activation and bias would be ignored.
     is_known = node.activation_function in ACTIVATIONS or ":" in node.activation_function
-    if is_input and is_known and node.activation_function not in ("linear", "identity"):
+    if is_known and node.activation_function not in ("linear", "identity"):
         message = f"expected an input to be linear, got activation {shown(node.activation_function)}"
         yield _at_node(node, "invalid_input_node", message)
-    if is_input and abs(node.bias) <= MAX_MAGNITUDE and node.bias != 0.0:
+    if abs(node.bias) <= MAX_MAGNITUDE and node.bias != 0.0:
         yield _at_node(node, "invalid_input_node", f"expected an input to have bias 0.0, got {node.bias}")
 
 
@@ -265,8 +267,7 @@ def _port_problems(
 ) -> Iterator[GraphProblem]:
     """Yield the unknown ports of a node's in-edges, and the ports without an edge."""
     # Edges from missing nodes feed a port, too: they are reported once, as edges.
-    into = [edge for _, edge in sorted(graph.edges.items()) if edge.enabled and edge.target == node.node_id]
-    used = [edge.port for edge in into]
+    used = [edge.port for _, edge in sorted(graph.edges.items()) if edge.enabled and edge.target == node.node_id]
     if not {*map(type, used)} <= {str}:
         return  # reported as an invalid attribute of the edge
     fed = dict.fromkeys(used)

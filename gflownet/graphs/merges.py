@@ -68,9 +68,11 @@ def by_port(edges: Sequence[Edge]) -> dict[str, list[Edge]]:
 def merged(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) -> MergePlan:
     """Return the inputs of a port, aligned and merged. Raises ShapeError for shapes that do not fit."""
     merge, align = node.aggregation, node.align
-    target = _joined(node, shapes)
+    target = shapes[0] if len(shapes) == 1 and node.positions is None else _joined(node, shapes)
     if target.layout is Layout.TOKENS and (len(edges) > 1 or node.has_edge_weights):
         raise ShapeError(f"expected one input of tokens without edge_weight, got {', '.join(map(str, shapes))}")
+    if target is shapes[0] and len(shapes) == 1:
+        return MergePlan(tuple(edges), (Adapter(target, target),), merge, align, target)
     if merge == "concat" and len(shapes) > 1:
         return _concatenated(node, edges, shapes)
     if align is None and node.positions is None and (result := broadcast(shapes)) is not None:

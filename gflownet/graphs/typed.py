@@ -21,7 +21,7 @@ from gflownet.graphs.ordering import reachable
 from gflownet.operations.activations import Cell
 from gflownet.operations.code import identifier, variable
 from gflownet.operations.neuron import NeuronSizes
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
+from gflownet.operations.operation import WEIGHT_PORT
 from gflownet.operations.parameters import Initial, ParameterPlan
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import PROJECTIONS, short_name
@@ -168,10 +168,8 @@ class TypedNode:
 
     @property
     def ports(self) -> tuple[str, ...]:
-        """The ports in the order of the arguments of the module."""
-        if self.bodies:
-            return tuple(port for port, _, _ in self.bodies[0].inputs)
-        return self.operation.row.ports if self.operation is not None else (INPUT_PORT,)
+        """The ports in the order of the arguments of its graphs."""
+        return tuple(port for port, _, _ in self.bodies[0].inputs)
 
     @cached_property
     def label(self) -> str:
@@ -239,23 +237,23 @@ class TypedNode:
         Raises:
             NodeShapeError: a user's class fails.
         """
-        total = OperationCost(len(self.parameters) if self.has_edge_weights else 0)
-        for plan in self.inputs.values():
-            for adapter in plan.adapters if plan.is_learned else ():
-                total += OperationCost(adapter.num_parameters, adapter.multiply_adds)
+        learned = [adapter for plan in self.inputs.values() if plan.is_learned for adapter in plan.adapters]
+        num_parameters = sum(adapter.num_parameters for adapter in learned)
+        num_parameters += len(self.parameters) if self.has_edge_weights else 0
+        multiply_adds, elements = sum(adapter.multiply_adds for adapter in learned), 0
         try:
             if isinstance(self.what, Apply):
-                num_parameters, multiply_adds = self.what.at.cost
+                own, products = self.what.at.cost
+                num_parameters, multiply_adds = num_parameters + own * self.is_first, multiply_adds + products
                 elements = self.sizes.elementwise_flops if self.is_neuron else 0
-                total += OperationCost(num_parameters if self.is_first else 0, multiply_adds, elements)
             for repetition, body in enumerate(self.what.bodies if isinstance(self.what, Call) else ()):
                 is_new = not self.is_shared or (self.is_first and repetition == 0)
-                num_parameters, multiply_adds = body.live_cost.num_parameters, body.live_cost.multiply_adds
-                total += OperationCost(num_parameters if is_new else 0, multiply_adds)
+                num_parameters += body.live_cost.num_parameters * is_new
+                multiply_adds += body.live_cost.multiply_adds
         except ShapeError as error:
             name = self.operation.name if self.operation is not None else f"subgraph {getattr(self.what, 'name', '')}"
             raise NodeShapeError(self.node_id, f"{name}: {error}") from None
-        return total
+        return OperationCost(num_parameters, multiply_adds, elements)
 
 
 Failures = dict[int, NodeShapeError]  # by node id

@@ -123,7 +123,7 @@ class _Visit:
             node = self._visited(node_id, edges, known)
             if before:
                 _check_late(node, late, before)
-            if (key := node.node.shared_weights) is not None:
+            if self._owners and (key := node.node.shared_weights) is not None:
                 first = self.nodes.get(self._first.get(key, node_id))
                 if first is None:
                     self._first[key] = node_id
@@ -272,7 +272,7 @@ def _source_weight(edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> Mer
     if len(edges) != 1:
         raise ShapeError(f"expected one edge into the port {WEIGHT_PORT}, got {len(edges)}")
     source = known[edges[0].source]
-    if not isinstance(source.what, Apply):
+    if not isinstance(source.what, Apply) or source.is_neuron:
         raise ShapeError(f"expected an operation with a weight at the port {WEIGHT_PORT}, got node {edges[0].source}")
     shape = source.what.at.weight
     return MergePlan(tuple(edges), (Adapter(shape, shape),), "sum", "never", shape)

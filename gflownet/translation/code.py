@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -270,4 +271,4 @@ def shape_text(shape: Shape) -> str:
 
 def method_text(signature: str, lines: Sequence[str], indent: str = "") -> str:
     """The source of a function."""
-    return f"{indent}def {signature}:\n" + "".join(f"{indent}    {line}\n" for line in lines)
+    return f"{indent}def {signature}:\n" + textwrap.indent("\n".join([*lines, ""]), f"{indent}    ")
