@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from gflownet.graphs.element_problems import GraphProblem
-from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, maps_tensors
+from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
 from gflownet.graphs.merges import MergePlan
 from gflownet.graphs.operation import AppliedOperation, OperationAt
 from gflownet.graphs.ordering import reachable
@@ -256,7 +256,8 @@ class TypedNode:
         return OperationCost(num_parameters, multiply_adds, elements)
 
 
-Failures = dict[int, NodeShapeError]  # by node id
+TypedNodes = dict[int, TypedNode]  # by id
+Failures = dict[int, NodeShapeError]
 
 
 class TypedGraph:
@@ -266,7 +267,13 @@ class TypedGraph:
     """
 
     def __init__(
-        self, graph: GraphElements, projection: str, name: str, nodes: dict[int, TypedNode], failures: Failures
+        self,
+        graph: GraphElements,
+        projection: str,
+        name: str,
+        takes_columns: bool,
+        nodes: TypedNodes,
+        failures: Failures,
     ) -> None:
         self.graph, self.projection = graph, projection
         self.name = name  # of the subgraph or composite, "" of the model
@@ -274,7 +281,7 @@ class TypedGraph:
         self.failures = failures  # why nodes have no shape, in the order of the visit
         # Of neurons between inputs that declare widths: forward takes the features of all inputs as columns of one
         # tensor [B, F], an unmarked cycle is read one time step late, and dead nodes keep their parameters.
-        self.takes_columns = not (name or maps_tensors(graph))
+        self.takes_columns = takes_columns
         self.problems: tuple[GraphProblem, ...] = ()  # that prevent translation, set by validation
         self.memory_format: str | None = None  # of images
         self.autocast: str | None = None  # name of a dtype

@@ -23,7 +23,7 @@ from gflownet.graphs.elements import (
 from gflownet.graphs.merges import MergePlan, by_port, check_alignment, merged
 from gflownet.graphs.operation import AppliedOperation
 from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
-from gflownet.graphs.typed import Apply, Call, Failures, Input, NodeShapeError, TypedGraph, TypedNode
+from gflownet.graphs.typed import Apply, Call, Failures, Input, NodeShapeError, TypedGraph, TypedNode, TypedNodes
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
 from gflownet.operations.values import hashable, shown, thawed
@@ -44,20 +44,26 @@ def visited(
         shapes: of the INPUT nodes by ascending id, for a subgraph; empty: as the nodes declare.
         broken: ids of nodes that are skipped with those that depend on them.
     """
-    visit = _Visit(graph, projection, shapes, broken, has_name=bool(name))
-    return TypedGraph(graph, projection, name, visit.nodes, visit.failures)
+    takes_columns = not (name or maps_tensors(graph))
+    visit = _Visit(graph, projection, shapes, broken, takes_columns=takes_columns)
+    return TypedGraph(graph, projection, name, takes_columns, visit.nodes, visit.failures)
 
 
 class _Visit:
     """One visit of every node of a graph, sources before targets; the arguments are those of `visited`."""
 
     def __init__(
-        self, graph: GraphElements, projection: str, shapes: Sequence[Shape], broken: Collection[int], *, has_name: bool
+        self,
+        graph: GraphElements,
+        projection: str,
+        shapes: Sequence[Shape],
+        broken: Collection[int],
+        *,
+        takes_columns: bool,
     ) -> None:
-        self._graph, self._projection = graph, projection
-        self._takes_columns = not (has_name or maps_tensors(graph))
+        self._graph, self._projection, self._takes_columns = graph, projection, takes_columns
         self._is_multigraph = bool(self._graph.config["multigraph"])
-        self.nodes: dict[int, TypedNode] = {}
+        self.nodes: TypedNodes = {}
         self.failures: Failures = {}
         edges = followed_edges(self._graph, ignore_recurrent=False)
         late = {edge.edge_id for edge in edges if edge.is_recurrent}
