@@ -166,18 +166,18 @@ class ComputationGraph(EqualUpToIsomorphism):
         return f"ComputationGraph({len(self._nodes)} nodes, {len(self._edges)} edges)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (thawed(self.config), list(self._nodes.values()), list(self._edges.values()))
+        return graph_of, (thawed(self.config), list(self._nodes.values()), list(self._edges.values()))
 
     def copy(self) -> ComputationGraph:
         """Return an independent graph with the same ids, attributes and config."""
-        return _rebuilt(self.config, self._nodes.values(), self._edges.values())
+        return graph_of(self.config, self._nodes.values(), self._edges.values())
 
     def with_translation(self, settings: Mapping[str, Any]) -> ComputationGraph:
         """Return a copy with default settings of its translation (projection, dtype).
 
         They are stored under config["translation"] and do not count for equality.
         """
-        return _rebuilt({**self.config, "translation": settings}, self._nodes.values(), self._edges.values())
+        return graph_of({**self.config, "translation": settings}, self._nodes.values(), self._edges.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the graph in networkx's node-link form, as plain JSON values."""
@@ -276,7 +276,8 @@ def _place(edge: Edge) -> tuple[float, int]:
     return edge.order, edge.edge_id
 
 
-def _rebuilt(config: Mapping[str, Any], nodes: Iterable[Node], edges: Iterable[Edge]) -> ComputationGraph:
+def graph_of(config: Mapping[str, Any], nodes: Iterable[Node], edges: Iterable[Edge]) -> ComputationGraph:
+    """Return the graph of nodes and edges. Raises ValueError for an id that occurs twice."""
     graph = ComputationGraph(config=config)
     for node in nodes:
         graph._insert_node(node)

@@ -300,7 +300,8 @@ def _caption(graph: ComputationGraph) -> str:
     if names_classes(graph, is_imported):
         return "without shapes: classes that are not imported"
     try:
-        return cost_text(graph.typed().live_cost) if graph.typed().is_complete else "invalid"
+        known = graph.typed()
+        return cost_text(known.live_cost) if len(known.nodes) == len(graph.nodes) else "invalid"
     except ValueError:  # a user's class that cannot be counted
         return "invalid"
 

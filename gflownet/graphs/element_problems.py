@@ -17,7 +17,7 @@ from gflownet.graphs.elements import (
     input_shape,
 )
 from gflownet.graphs.merges import ALIGNMENTS, MERGES
-from gflownet.graphs.node_link import RecursiveSubgraphError, UnknownSubgraphError
+from gflownet.graphs.node_link import SubgraphError
 from gflownet.graphs.operation import operation_errors
 from gflownet.graphs.ordering import followed_edges, reachable
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
@@ -75,7 +75,6 @@ _SUBGRAPH_ATTRIBUTES: _Accepted = {
 }
 _NAME = Parameter("a name, a text", lambda value: isinstance(value, str) and value != "")
 _OPERATION_ATTRIBUTES: _Accepted = {**_MERGE_ATTRIBUTES, "share": ("invalid_share", _NAME)}
-_SUBGRAPH_CODES = {UnknownSubgraphError: "unknown_subgraph", RecursiveSubgraphError: "recursive_subgraph"}
 # A tuple, because values of attributes may be unhashable.
 _AGGREGATION_NAMES = tuple(AGGREGATIONS)
 
@@ -246,7 +245,7 @@ def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProble
     try:
         inner = graph.subgraph(node.subgraph)
     except ValueError as error:
-        yield _at_node(node, _SUBGRAPH_CODES.get(type(error), "invalid_subgraph"), str(error))
+        yield _at_node(node, error.code if isinstance(error, SubgraphError) else "invalid_subgraph", str(error))
         return
     inputs = [each for each in inner.nodes.values() if each.node_type is NodeType.INPUT]
     names = [each.port for each in inputs]

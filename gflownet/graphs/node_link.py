@@ -324,26 +324,26 @@ def from_networkx_dict(data: Fields) -> Fields:
 MAX_LEVELS = 32
 
 
-class UnknownSubgraphError(ValueError):
-    """A node applies a subgraph that is not defined."""
+class SubgraphError(ValueError):
+    """A node applies a subgraph that is not defined, that applies itself, or that is nested too deeply."""
 
-
-class RecursiveSubgraphError(ValueError):
-    """A subgraph applies itself, or subgraphs are nested too deeply."""
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code  # of the problem
 
 
 def subgraph_data(subgraphs: Any, name: Any) -> Mapping[str, Any]:
     """Return the node-link data of a subgraph.
 
     Raises:
-        UnknownSubgraphError: no such subgraph.
-        RecursiveSubgraphError: it applies itself, directly or through others, or more than MAX_LEVELS levels.
+        SubgraphError: no such subgraph; it applies itself, directly or through others, or more than MAX_LEVELS levels.
         ValueError: the data are not an object.
     """
     if not isinstance(subgraphs, Mapping):
         raise ValueError(f"graph: expected an object under subgraphs, got {shown(subgraphs)}")
     if not isinstance(name, str) or name not in subgraphs:
-        raise UnknownSubgraphError(f"expected a subgraph out of {', '.join(subgraphs) or 'none'}, got {shown(name)}")
+        message = f"expected a subgraph out of {', '.join(subgraphs) or 'none'}, got {shown(name)}"
+        raise SubgraphError("unknown_subgraph", message)
     _check_levels(subgraphs, name)
     data = subgraphs[name]
     if not isinstance(data, Mapping):
@@ -374,7 +374,7 @@ def _applied(entry: Mapping[str, Any]) -> Any:
 
 
 def _check_levels(subgraphs: Mapping[str, Any], name: str) -> None:
-    """Raise RecursiveSubgraphError where a depth-first search from `name` meets its own path or goes too deep."""
+    """Raise SubgraphError where a depth-first search from `name` meets its own path or goes too deep."""
     finished: set[str] = set()
     path, pending = [name], [iter(applied_names(subgraphs[name]))]
     while path:
@@ -384,9 +384,11 @@ def _check_levels(subgraphs: Mapping[str, Any], name: str) -> None:
             pending.pop()
         elif following in path:
             circle = " -> ".join([*path[path.index(following) :], following])
-            raise RecursiveSubgraphError(f"expected no subgraph that applies itself, got {circle}")
+            raise SubgraphError("recursive_subgraph", f"expected no subgraph that applies itself, got {circle}")
         elif following in subgraphs and following not in finished:
             path.append(following)
             pending.append(iter(applied_names(subgraphs[following])))
             if len(path) > MAX_LEVELS:
-                raise RecursiveSubgraphError(f"expected at most {MAX_LEVELS} levels of subgraphs, got more")
+                raise SubgraphError(
+                    "recursive_subgraph", f"expected at most {MAX_LEVELS} levels of subgraphs, got more"
+                )

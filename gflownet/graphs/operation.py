@@ -208,10 +208,6 @@ class AppliedOperation:
     def _exact(self) -> Any:
         return exact(self.settings)
 
-    def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
-        """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""
-        return self.at(inputs).cost
-
 
 class OperationAt:
     """An operation at the shapes of its inputs: all that a graph reads of its class, each read once.

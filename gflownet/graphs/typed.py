@@ -299,11 +299,6 @@ class TypedGraph:
         vars(other).update(options)
         return other
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every node has a shape."""
-        return len(self.nodes) == len(self.graph.nodes)
-
     def sources(self, node_id: int) -> set[int]:
         """Return the nodes that a node depends on."""
         found = reachable([node_id], lambda each: [edge.source for edge in self.nodes[each].edges])

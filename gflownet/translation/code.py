@@ -77,8 +77,7 @@ class ClassWriter:
 
         For plans without recurrent edges: each node computes all time steps before the next node.
         """
-        lines = replace(self, dialect=replace(self.dialect, is_sequence=True))._computed_lines()
-        return [*lines, f"state = {group([_last_state(slot) for slot in self.plan.slots])}"]
+        return replace(self, dialect=replace(self.dialect, is_sequence=True)).step_lines()
 
     def _computed_lines(self) -> list[str]:
         """The statements from the arguments to `y`."""
@@ -124,6 +123,8 @@ class ClassWriter:
         if slot.kind != "output" and not (slot.kind == "hidden" and is_neuron):
             return slot_name(f"new_{slot.kind}", slot.node_id)
         # The caller may overwrite its input or the output: the state must not share their memory.
+        if self.dialect.is_sequence:
+            return f"torch.clone({variable(slot.node_id)}[-batch:])"
         outputs, inputs = [node for node, _ in self.plan.outputs], [node for _, node, _ in self.plan.inputs]
         is_shared = not self.plan.takes_columns or [slot.node_id] == outputs or slot.node_id in inputs
         return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)
@@ -244,15 +245,6 @@ def _projection(adapter: Adapter) -> str:
     if adapter.target.layout in CHANNELS_FIRST:
         return f"nn.Conv{len(adapter.target.positions)}d({source}, {target}, 1, bias=False)"
     return f"nn.Linear({source}, {target}, bias=False)"
-
-
-def _last_state(slot: StateSlot) -> str:
-    """The expression of a slot after a sequence; it shares no memory with the output."""
-    if slot.kind == "token":
-        return f"torch.ones_like({slot_name('token', slot.node_id)})"
-    if slot.kind == "cell":
-        return slot_name("new_cell", slot.node_id)
-    return f"torch.clone({variable(slot.node_id)}[-batch:])"
 
 
 def columns(template: str, ends: Sequence[tuple[int, Shape]]) -> dict[int, str]:
