@@ -85,10 +85,9 @@ class Node:
         """Input, subgraph, operation or, with none of these attributes, neuron."""
         if self.node_type is NodeType.INPUT:
             return NodeKind.INPUT
-        if not self.attributes:
-            return NodeKind.NEURON
-        is_neuron = NodeKind.OPERATION if "operation" in self.attributes else NodeKind.NEURON
-        return NodeKind.SUBGRAPH if "subgraph" in self.attributes else is_neuron
+        if "subgraph" in self.attributes:
+            return NodeKind.SUBGRAPH
+        return NodeKind.OPERATION if "operation" in self.attributes else NodeKind.NEURON
 
     @property
     def operation(self) -> Any:

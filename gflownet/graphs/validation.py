@@ -54,10 +54,10 @@ def graph_problems(graph: GraphElements) -> list[GraphProblem]:
 
 def typed(graph: GraphElements, projection: str) -> TypedGraph:
     """Return a graph with the problems that prevent its translation, and the nodes that depend on none of them."""
-    is_vectors, broken = not maps_tensors(graph), dict[int, set[int]]()
-    problems = [*_setting_problems(graph), *static_problems(graph, broken, is_vectors=is_vectors)]
-    is_nested = bool(graph.config.get("subgraphs"))
-    size = 0 if is_vectors else _num_expanded(graph, {}) if is_nested else len(graph.nodes)
+    broken: dict[int, set[int]] = {}
+    problems = [*_setting_problems(graph), *static_problems(graph, broken)]
+    is_vectors = not maps_tensors(graph)
+    size = 0 if is_vectors else _num_expanded(graph, {}) if graph.config.get("subgraphs") else len(graph.nodes)
     known = visited(graph, projection, broken=graph.nodes if size > MAX_EXPANDED_NODES else broken[id(graph)])
     if size > MAX_EXPANDED_NODES:
         message = f"graph: expected at most {MAX_EXPANDED_NODES:,} nodes with all repetitions, got {size:,}"
@@ -121,16 +121,14 @@ def _cost_problems(known: TypedGraph) -> Iterator[GraphProblem]:
         yield GraphProblem("too_many_parameters", f"graph: expected at most {MAX_PARAMETERS:,} parameters, got more")
 
 
-def static_problems(
-    graph: GraphElements, broken: dict[int, set[int]], name: str = "", *, is_vectors: bool = False
-) -> list[GraphProblem]:
+def static_problems(graph: GraphElements, broken: dict[int, set[int]], name: str = "") -> list[GraphProblem]:
     """Return the problems that need no shapes, then those of the subgraphs that it applies, each checked once.
 
     `broken` is filled: the nodes whose shape is not inferred, by the id() of their graph.
     """
     if id(graph) in broken:
         return []
-    own = broken[id(graph)] = set[int]()
+    own, is_vectors = broken.setdefault(id(graph), set()), not (name or maps_tensors(graph))
     problems = [*end_problems(graph, is_subgraph=bool(name))]
     if name and "translation" in graph.config:
         message = "graph: expected translation settings of the whole graph, got settings of a subgraph"
