@@ -15,7 +15,7 @@ from typing import Any
 
 from gflownet.graphs.element_problems import GraphProblem
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
-from gflownet.graphs.merges import MergePlan
+from gflownet.graphs.merges import LEARNED_ALIGNMENTS, MergePlan
 from gflownet.graphs.operation import AppliedOperation, OperationAt
 from gflownet.graphs.ordering import reachable
 from gflownet.operations.activations import Cell
@@ -130,7 +130,7 @@ class TypedNode:
         """The enabled in-edges, port by port."""
         return [edge for plan in self.inputs.values() for edge in plan.edges]
 
-    @cached_property
+    @property
     def is_first(self) -> bool:
         """Whether the node makes the module, which others may share."""
         return self.owner == self.node.node_id
@@ -146,12 +146,12 @@ class TypedNode:
         assert isinstance(self.what, Apply)
         return self.what.at.sizes
 
-    @cached_property
+    @property
     def operation(self) -> AppliedOperation | None:
         """The operation; None of an input and a subgraph."""
         return self.what.operation if isinstance(self.what, Apply) else None
 
-    @cached_property
+    @property
     def bodies(self) -> tuple[TypedGraph, ...]:
         """The graphs of a subgraph or composite, one per repetition."""
         return self.what.bodies if isinstance(self.what, Apply | Call) else ()
@@ -237,7 +237,8 @@ class TypedNode:
         Raises:
             NodeShapeError: a user's class fails.
         """
-        learned = [adapter for plan in self.inputs.values() if plan.is_learned for adapter in plan.adapters]
+        plans = self.inputs.values() if self.node.align in LEARNED_ALIGNMENTS else ()
+        learned = [adapter for plan in plans for adapter in plan.adapters]
         num_parameters = sum(adapter.num_parameters for adapter in learned)
         num_parameters += len(self.parameters) if self.has_edge_weights else 0
         multiply_adds, elements = sum(adapter.multiply_adds for adapter in learned), 0
