@@ -80,7 +80,7 @@ def coloured_graph(
             index_of[end] = len(ids)
             ids.append(end)
             colours.append(f"missing {end}")
-    ranks = dict(_operation_ranks(graph) if has_operations else _ranks(graph))
+    ranks = dict(_ranks(graph, by_port=has_operations))
     defaults = _OPERATION_EDGE_DEFAULTS if has_operations else _EDGE_DEFAULTS
     merged: dict[tuple[int, int], list[str]] = {}
     for edge in graph.edges.values():
@@ -148,22 +148,18 @@ def _input_ids(graph: GraphElements, *, is_subgraph: bool) -> list[int]:
     return sorted(ids, key=lambda node_id: str(graph.nodes[node_id].port))
 
 
-def _ranks(graph: GraphElements) -> Iterator[tuple[int, str]]:
-    """Yield the place of every edge into a node whose aggregation depends on the order."""
-    for node_id, edges in _ordered_in_edges(graph).items():
-        if node_id in graph.nodes:
-            yield from ((edge.edge_id, f"#{rank} ") for rank, edge in enumerate(edges))
+def _ranks(graph: GraphElements, *, by_port: bool) -> Iterator[tuple[int, str]]:
+    """Yield the place of every edge into a node whose aggregation depends on the order.
 
-
-def _operation_ranks(graph: GraphElements) -> Iterator[tuple[int, str]]:
-    """Yield the place of every enabled edge among those into the same port, where the order matters."""
+    With operations it is that of an enabled edge among those into the same port.
+    """
     for edges in _ordered_in_edges(graph).values():
-        places: dict[str, int] = {}
+        places: Counter[str] = Counter()
         for edge in edges:
-            if edge.enabled:
-                port = str(edge.port)
-                places[port] = places.get(port, -1) + 1
+            if edge.enabled or not by_port:
+                port = str(edge.port) if by_port else ""
                 yield edge.edge_id, f"#{places[port]} "
+                places[port] += 1
 
 
 def _ordered_in_edges(graph: GraphElements) -> dict[int, list[Edge]]:

@@ -104,8 +104,9 @@ def read_subgraph(data: Any, name: str) -> Fields:
     return {**head, **short_elements(nodes, edges), **({"subgraphs": subgraphs} if subgraphs else {})}
 
 
-_NODE_DEFAULTS: Fields = {"output_size": None, "activation_function": "linear", "bias": 0.0, "attributes": {}}
-_EDGE_DEFAULTS: Fields = {"weight": DEFAULT_WEIGHT, "enabled": True, "attributes": {}}
+_NODE_VALUES: Fields = {"output_size": None, "activation_function": "linear", "bias": 0.0}
+_EDGE_VALUES: Fields = {"weight": DEFAULT_WEIGHT, "enabled": True}
+_NODE_DEFAULTS, _EDGE_DEFAULTS = {**_NODE_VALUES, "attributes": {}}, {**_EDGE_VALUES, "attributes": {}}
 
 
 def _check_distinct(ids: Sequence[int], kind: str) -> None:
@@ -268,35 +269,23 @@ def short_elements(nodes: Iterable[Node], edges: Iterable[Edge]) -> Fields:
     by_id = sorted(edges, key=lambda edge: edge.edge_id)
     has_ids = [edge.edge_id for edge in by_id] != list(range(len(by_id)))
     return {
-        "nodes": [_short_node(node) for node in sorted(nodes, key=lambda node: node.node_id)],
-        "edges": [_short_edge(edge, has_id=has_ids) for edge in by_id],
+        "nodes": [
+            _short(node, {"id": node.node_id, "node_type": node.node_type.value}, OPERATION_NODE_FIELDS, _NODE_VALUES)
+            for node in sorted(nodes, key=lambda node: node.node_id)
+        ],
+        "edges": [
+            _short(edge, ends | ({"edge_id": edge.edge_id} if has_ids else {}), OPERATION_EDGE_FIELDS, _EDGE_VALUES)
+            for edge, ends in ((edge, {"source": edge.source, "target": edge.target}) for edge in by_id)
+        ],
     }
 
 
-def _short_node(node: Node) -> Fields:
-    fields = {"id": node.node_id, "node_type": node.node_type.value}
-    short, attributes = _split(node.attributes, OPERATION_NODE_FIELDS)
-    values = {"output_size": node.output_size, "activation_function": node.activation_function, "bias": node.bias}
-    defaults = {"output_size": None, "activation_function": "linear", "bias": 0.0}
-    return {**fields, **short, **_without(values, defaults), **attributes}
-
-
-def _short_edge(edge: Edge, *, has_id: bool) -> Fields:
-    fields = {"source": edge.source, "target": edge.target} | ({"edge_id": edge.edge_id} if has_id else {})
-    short, attributes = _split(edge.attributes, OPERATION_EDGE_FIELDS)
-    values = {"weight": edge.weight, "enabled": edge.enabled}
-    return {**fields, **short, **_without(values, {"weight": DEFAULT_WEIGHT, "enabled": True}), **attributes}
-
-
-def _split(attributes: Mapping[str, Any], names: Sequence[str]) -> tuple[Fields, Fields]:
-    """Return the attributes that are fields, and the others under `attributes`; a null cannot be a field."""
-    short = {name: thawed(attributes[name]) for name in names if name in attributes and attributes[name] is not None}
-    remaining = {name: thawed(value) for name, value in attributes.items() if name not in short}
-    return short, {"attributes": remaining} if remaining else {}
-
-
-def _without(values: Fields, defaults: Fields) -> Fields:
-    return {name: value for name, value in values.items() if value != defaults[name]}
+def _short(element: Node | Edge, head: Fields, names: Sequence[str], defaults: Fields) -> Fields:
+    """Return the attributes that are fields, other values than defaults, and the other attributes: those with null."""
+    remaining = thawed(element.attributes)
+    fields = {name: remaining.pop(name) for name in names if remaining.get(name) is not None}
+    values = {name: value for name in defaults if (value := getattr(element, name)) != defaults[name]}
+    return {**head, **fields, **values, **({"attributes": remaining} if remaining else {})}
 
 
 def networkx_dict(data: Fields) -> Fields:
