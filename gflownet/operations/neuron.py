@@ -51,6 +51,7 @@ class Neuron(Operation):
         query, act = kind.query_shape(options, width), activation(settings["activation"])
         flops = len(sources) * width + features  # weights of the edges, bias
         flops += kind.elementwise_flops(options, width, len(sources)) + act.elementwise_flops(features)
+        flops *= _num_rows(inputs)
         return NeuronSizes(act, kind, width, query, aggregated, has_post, sources, projected, flops)
 
     @classmethod
