@@ -178,7 +178,8 @@ class HandWrittenDag(nn.Module):
         with torch.no_grad():
             for node, layer in zip(model.plan.neurons, self.layers, strict=True):
                 matrices = [
-                    model.get_parameter(f"proj_{edge.label}.weight") * model.get_parameter(f"weight_{edge.label}")
+                    model.get_parameter(node.named("proj.weight", edge))
+                    * model.get_parameter(node.named("weight", edge))
                     for edge in sorted(node.edges, key=lambda edge: -edge.source)
                 ]
                 assert isinstance(layer, nn.Linear)
@@ -220,8 +221,8 @@ def _copied_layers(model: TranslatedModel, layers: nn.Sequential) -> nn.Sequenti
     with torch.no_grad():
         for node, layer in zip(model.plan.neurons, linear, strict=True):
             (edge,) = node.edges
-            matrix = model.get_parameter(f"proj_{edge.label}.weight")
-            layer.weight.copy_(matrix * model.get_parameter(f"weight_{edge.label}"))
+            matrix = model.get_parameter(node.named("proj.weight", edge))
+            layer.weight.copy_(matrix * model.get_parameter(node.named("weight", edge)))
             layer.bias.fill_(model.get_parameter(f"bias_{node.node_id}").item())
     return layers
 

@@ -85,8 +85,8 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"__main__": None, "compare": None, "generate": None, "store": None},
 )
 # A string that names a module, alone, before a class or in front of a formatted name.
-# A question to a node or graph of which kind it is; TENSOR_ATTRIBUTES are the keys.
-_NODE_KIND = re.compile(r'\bnode\.attributes\b|"(operation|subgraph)" (not )?in \w*attributes|\bis_dense\(')
+_ASKS_ATTRIBUTES = re.compile(r'attributes\.get\(|"\w+" (not )?in [\w.]*attributes\b|\b(node|edge)\.attributes\[')
+ATTRIBUTE_READERS = {"gflownet/graphs/elements.py", "gflownet/graphs/element_problems.py"}
 _MAY_NAME_MODULE = re.compile(r"[\"']gflownet\.\w+\.")
 NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$")
 # Files whose strings name modules of any layer: what a command runs, and rows of an extension point of a lower layer.
@@ -289,13 +289,13 @@ def package_docstring_problems(root: Path) -> list[str]:
 
 
 def attribute_problems(root: Path) -> list[str]:
-    """Return the lines outside of graphs/ and envs/ that ask a node's attributes what `TypedNode` says."""
+    """Return the lines that read single attributes of nodes and edges outside of their readers."""
     return [
-        f"{path.relative_to(root)}:{number}: expected a TypedNode to say what a node is, got {found.group()}"
+        f"{path.relative_to(root)}:{number}: expected a property of Node or Edge, got {found.group()}"
         for path in sorted((root / "gflownet").rglob("*.py"))
-        if path.relative_to(root).parts[1] not in ("graphs", "envs", "operations")
+        if path.relative_to(root).as_posix() not in ATTRIBUTE_READERS
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if (found := _NODE_KIND.search(line))
+        if (found := _ASKS_ATTRIBUTES.search(line))
     ]
 
 
@@ -336,9 +336,9 @@ def test_rooms_report_a_module_more_and_many_lines_less(tmp_path: Path) -> None:
 
 # Violations that a check must detect: check, file, text of the file, words of the problem.
 VIOLATIONS = (
-    (attribute_problems, "gflownet/translation/a.py", 'x = node.attributes.get("repeat", 1)', "TypedNode"),
-    (attribute_problems, "gflownet/report/a.py", 'x = "operation" in attributes', "TypedNode"),
-    (attribute_problems, "gflownet/run/a.py", "x = is_dense(graph)", "TypedNode"),
+    (attribute_problems, "gflownet/graphs/typed.py", 'x = node.attributes.get("repeat", 1)', "a property of Node"),
+    (attribute_problems, "gflownet/report/a.py", 'x = "operation" in each.attributes', "a property of Node"),
+    (attribute_problems, "gflownet/operations/a.py", 'x = edge.attributes["port"]', "a property of Node"),
     (layer_problems, "gflownet/graphs/a.py", "from gflownet.translation.code import x", "not below"),
     (layer_problems, "gflownet/graphs/a.py", "def f():\n    import gflownet.run.trainer", "not below"),
     (layer_problems, "gflownet/graphs/a.py", "from gflownet import mdp", "not below"),

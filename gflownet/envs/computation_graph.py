@@ -248,9 +248,9 @@ class NetworkEnv(Environment):
                 raise ValueError(
                     f"edge {edge.edge_id}: expected nodes that are there, got {edge.source}, {edge.target}"
                 )
-            kind = "recurrent" if edge.attributes.get("is_recurrent") else "forward"
+            kind = "recurrent" if edge.is_recurrent else "forward"
             edge_type = position_of(self.vocabulary.edge_types, kind, "edge type")
-            order = edge.attributes.get("order", 0) if self.vocabulary.ranked else 0
+            order = edge.rank if self.vocabulary.ranked else 0
             values = self.edge_values(candidate.nodes[edge.target], [edge, *others])
             edges[position[edge.source], position[edge.target]] = DescribedEdge(edge_type, values, order=order)
         fed = {target for (_, target), edge in edges.items() if edge.edge_type == FORWARD}

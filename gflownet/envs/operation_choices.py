@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gflownet.graphs.composite import Composite
+from gflownet.graphs.merges import MERGES
 from gflownet.graphs.operation import OPERATIONS, AppliedOperation, graph_name, operation, read_operation
-from gflownet.graphs.operation_shapes import MERGES
 from gflownet.mdp.states import Attribute
 from gflownet.operations.operation import REQUIRED, WEIGHT_PORT, Category
 from gflownet.operations.values import hashable, thawed

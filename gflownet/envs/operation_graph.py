@@ -32,9 +32,8 @@ from gflownet.envs.operation_tables import (
     with_others,
 )
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.elements import Edge, Node
+from gflownet.graphs.elements import Edge, Node, input_shape
 from gflownet.graphs.operation import read_operation
-from gflownet.graphs.operation_shapes import input_shape
 from gflownet.graphs.typed import Apply, graph_cost, infer_shapes
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.action import GraphActionType as Kind
@@ -376,7 +375,7 @@ class OperationGraphEnv(NetworkEnv):
         return replace(description, node_values=values, edges={**shares, **description.edges})
 
     def choices_of(self, node: Node) -> tuple[int, Mapping[str, Any]]:
-        applied = read_operation(thawed(node.attributes.get("operation")))
+        applied = read_operation(thawed(node.operation))
         names = [offered.name for offered in self.choices.operations]
         operation = position_of(names, applied.name, "operation")
         offered = self.choices.operations[operation]

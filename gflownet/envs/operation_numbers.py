@@ -57,8 +57,8 @@ class ShapeNumbers:
         is_missing = self._costs[prefix, shape, 0].isnan()
         for pair in dict.fromkeys(zip(prefix[is_missing].tolist(), shape[is_missing].tolist(), strict=True)):
             applied = self._choices.applied(self._choices.prefixes[pair[0]])
-            cost = applied.cost(dict(zip(applied.required_ports, self._tables.operands[pair[1]], strict=True)))
-            self._costs[pair] = torch.tensor(cost, dtype=torch.float64)
+            inputs = dict(zip(applied.required_ports, self._tables.operands[pair[1]], strict=True))
+            self._costs[pair] = torch.tensor(applied.at(inputs).cost, dtype=torch.float64)
         total = torch.zeros(*facts.prefix.shape, 2, dtype=torch.float64)
         total[facts.is_hidden] = self._costs[prefix, shape]
         return total.sum(1) + facts.head.double()

@@ -56,7 +56,7 @@ class Step:
 
     def cost_at(self, shape: Shape) -> OperationCost:
         """Return parameters and multiply-adds for an input shape."""
-        return OperationCost(*self.applied().cost({"input": shape}))
+        return OperationCost(*self.applied().at({"input": shape}).cost)
 
 
 @dataclass(frozen=True)

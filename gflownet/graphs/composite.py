@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import Any, cast
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.subgraphs import MAX_LEVELS
+from gflownet.graphs.node_link import MAX_LEVELS
 from gflownet.graphs.typed import TypedGraph
 from gflownet.graphs.validation import static_problems
+from gflownet.graphs.visit import visited
 from gflownet.operations.operation import Operation, check_class, complete_settings, example_inputs
 from gflownet.operations.tensor_shape import Shape, ShapeError
 
@@ -92,7 +93,7 @@ def _body(row: type[Composite], inputs: _Items, settings: _Items, projection: st
         graph = ComputationGraph.from_dict(row.graph(dict(inputs), dict(settings)))
         for problem in static_problems(graph, {}):
             raise ShapeError(f"expected a valid graph, got {problem.message}")
-        body = TypedGraph(graph, projection, name=row.__name__)
+        body = visited(graph, projection, name=row.__name__)
         for failure in body.failures.values():
             raise ShapeError(failure.reason)
         _ = body.output

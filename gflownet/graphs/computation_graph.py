@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from gflownet.files import parse_json
-from gflownet.graphs import node_link, ordering, subgraphs
+from gflownet.graphs import node_link, ordering
 from gflownet.graphs.canonical import CanonicalForm, EqualUpToIsomorphism
-from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, is_dense
+from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, maps_tensors
 from gflownet.graphs.identity import coloured_graph
 from gflownet.graphs.typed import TypedGraph, own_projection
 from gflownet.graphs.validation import GraphProblem, graph_problems, typed
+from gflownet.graphs.visit import visited
 from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.values import frozen_attributes, shown, thawed
 
@@ -111,7 +112,7 @@ class ComputationGraph(EqualUpToIsomorphism):
         """
         if not isinstance(name, str) or name not in self._subgraphs:
             definitions = self.config.get("subgraphs", {})
-            data = subgraphs.subgraph_data(definitions, name)
+            data = node_link.subgraph_data(definitions, name)
             inner = ComputationGraph._read(thawed(data), is_subgraph=True)
             inner_definitions = inner.config.get("subgraphs", {})
             inner.config = MappingProxyType(
@@ -148,7 +149,7 @@ class ComputationGraph(EqualUpToIsomorphism):
     def body(self, name: str, shapes: Sequence[Shape], projection: str) -> TypedGraph:
         """Return a subgraph for the shapes of its INPUT nodes, by ascending id; its elements are valid."""
         key = name, tuple(shapes), projection
-        found = self._typed.get(key) or TypedGraph(self, projection, name=name, shapes=shapes)
+        found = self._typed.get(key) or visited(self, projection, name=name, shapes=shapes)
         if not found.failures:
             self._typed[key] = found
         return found
@@ -165,18 +166,18 @@ class ComputationGraph(EqualUpToIsomorphism):
         return f"ComputationGraph({len(self._nodes)} nodes, {len(self._edges)} edges)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (thawed(self.config), list(self._nodes.values()), list(self._edges.values()))
+        return graph_of, (thawed(self.config), list(self._nodes.values()), list(self._edges.values()))
 
     def copy(self) -> ComputationGraph:
         """Return an independent graph with the same ids, attributes and config."""
-        return _rebuilt(self.config, self._nodes.values(), self._edges.values())
+        return graph_of(self.config, self._nodes.values(), self._edges.values())
 
     def with_translation(self, settings: Mapping[str, Any]) -> ComputationGraph:
         """Return a copy with default settings of its translation (projection, dtype).
 
         They are stored under config["translation"] and do not count for equality.
         """
-        return _rebuilt({**self.config, "translation": settings}, self._nodes.values(), self._edges.values())
+        return graph_of({**self.config, "translation": settings}, self._nodes.values(), self._edges.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the graph in networkx's node-link form, as plain JSON values."""
@@ -220,7 +221,7 @@ class ComputationGraph(EqualUpToIsomorphism):
         """
         from networkx import node_link_graph
 
-        data = self.to_dict() if is_dense(self) else node_link.networkx_dict(self.to_dict())
+        data = node_link.networkx_dict(self.to_dict()) if maps_tensors(self) else self.to_dict()
         return cast("networkx.DiGraph", node_link_graph(data, edges="edges"))
 
     @classmethod
@@ -275,7 +276,8 @@ def _place(edge: Edge) -> tuple[float, int]:
     return edge.order, edge.edge_id
 
 
-def _rebuilt(config: Mapping[str, Any], nodes: Iterable[Node], edges: Iterable[Edge]) -> ComputationGraph:
+def graph_of(config: Mapping[str, Any], nodes: Iterable[Node], edges: Iterable[Edge]) -> ComputationGraph:
+    """Return the graph of nodes and edges. Raises ValueError for an id that occurs twice."""
     graph = ComputationGraph(config=config)
     for node in nodes:
         graph._insert_node(node)

@@ -10,7 +10,20 @@ from dataclasses import replace
 from itertools import count
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.elements import DEFAULT_WEIGHT, TENSOR_ATTRIBUTES, Edge, GraphElements, Node, NodeType, is_dense
+from gflownet.graphs.elements import (
+    DEFAULT_WEIGHT,
+    Edge,
+    GraphElements,
+    Node,
+    NodeKind,
+    NodeType,
+    applied_subgraph,
+    is_imported,
+    maps_tensors,
+    names_classes,
+    nested_graphs,
+)
+from gflownet.graphs.merges import MergePlan
 from gflownet.graphs.operation_labels import (
     CATEGORY_COLOURS,
     MAX_LABEL_LENGTH,
@@ -24,9 +37,7 @@ from gflownet.graphs.operation_labels import (
     node_tooltip,
     shape_text,
 )
-from gflownet.graphs.operation_shapes import MergePlan
 from gflownet.graphs.ordering import sorted_prefix
-from gflownet.graphs.outside_classes import has_missing_modules, nested_graphs
 from gflownet.graphs.typed import OperationCost, TypedNode
 from gflownet.operations.operation import INPUT_PORT, Category
 from gflownet.operations.tensor_shape import Adapter, Layout
@@ -72,13 +83,13 @@ def to_dot(graph: ComputationGraph) -> str:
 
 def _drawn_shapes(graph: ComputationGraph) -> Mapping[int, TypedNode]:
     """Return the shapes of the nodes; none of a graph with classes that are not imported: drawing runs no such code."""
-    return {} if has_missing_modules(graph) else graph.typed().nodes
+    return {} if names_classes(graph, is_imported) else graph.typed().nodes
 
 
 class _Builder:
     """Items and links of one graph, in topological order."""
 
-    def __init__(self, graph: ComputationGraph, node_shapes: Mapping[int, TypedNode], *, is_inner: bool) -> None:
+    def __init__(self, graph: GraphElements, node_shapes: Mapping[int, TypedNode], *, is_inner: bool) -> None:
         self._graph, self._known, self._is_inner = graph, node_shapes, is_inner
         self._items: dict[int, Item] = {}
         self._links: list[FigureLink] = []
@@ -230,7 +241,7 @@ class _Builder:
 
     def _cell(self, node: Node) -> Cell | None:
         """Return the line of a node's box; None for an identity without activation."""
-        if "subgraph" in node.attributes:
+        if node.kind is NodeKind.SUBGRAPH:
             return Cell(frame_title(node), _FRAME, node_tooltip(node, self._cost(node)))
         shapes = self._known.get(node.node_id)
         layout = next((plan.shape.layout for plan in shapes.inputs.values()), None) if shapes else None
@@ -252,11 +263,8 @@ class _Builder:
 
     def _inner(self, node: Node) -> tuple[_Builder, Figure] | None:
         """Return the builder and the figure of a node's subgraph at its first repetition."""
-        if "subgraph" not in node.attributes:
-            return None
-        try:
-            inner = self._graph.subgraph(node.attributes["subgraph"])
-        except ValueError:
+        inner = applied_subgraph(self._graph, node)
+        if inner is None:
             return None
         node_shapes: Mapping[int, TypedNode] = {}
         if node.node_id in self._known:
@@ -271,8 +279,7 @@ def _to(link: FigureLink, key: int, *, entry: int | None = None) -> FigureLink:
 
 def is_neuron(graph: GraphElements, node: Node) -> bool:
     """Return whether a node is a neuron: aggregation, bias and activation of a width."""
-    has_operation = any(key in node.attributes for key in TENSOR_ATTRIBUTES)
-    return not has_operation and (node.output_size is not None or is_dense(graph))
+    return node.kind is NodeKind.NEURON and (node.output_size is not None or not maps_tensors(graph))
 
 
 def _neuron_cell(node: Node) -> Cell:
@@ -290,10 +297,11 @@ def _neuron_cell(node: Node) -> Cell:
 
 
 def _caption(graph: ComputationGraph) -> str:
-    if has_missing_modules(graph):
+    if names_classes(graph, is_imported):
         return "without shapes: classes that are not imported"
     try:
-        return cost_text(graph.typed().live_cost) if graph.typed().is_complete else "invalid"
+        known = graph.typed()
+        return cost_text(known.live_cost) if len(known.nodes) == len(graph.nodes) else "invalid"
     except ValueError:  # a user's class that cannot be counted
         return "invalid"
 

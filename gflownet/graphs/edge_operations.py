@@ -6,11 +6,10 @@ identity. In the node form every such edge is a node of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.elements import Edge, Node
+from gflownet.graphs.computation_graph import ComputationGraph, graph_of
+from gflownet.graphs.elements import Edge, Node, NodeType
 
 
 def edge_operations_to_nodes(graph: ComputationGraph) -> ComputationGraph:
@@ -19,35 +18,15 @@ def edge_operations_to_nodes(graph: ComputationGraph) -> ComputationGraph:
     The new ids follow the largest one, in the order of the edge ids. The edge out of a new node keeps the id, port,
     order, weight and state (enabled or not) of the edge that it replaces.
     """
-    result = ComputationGraph(config=graph.config)
-    for node in graph.nodes.values():
-        _add_node(result, node, node.attributes)
+    nodes, edges = [*graph.nodes.values()], []
     next_node = max(graph.nodes, default=-1) + 1
     next_edge = max(graph.edges, default=-1) + 1
     for _, edge in sorted(graph.edges.items()):
-        if "operation" not in edge.attributes:
-            _add_edge(result, edge, edge.source, edge.attributes)
+        if edge.operation is None:
+            edges.append(edge)
             continue
         remaining = {key: value for key, value in edge.attributes.items() if key != "operation"}
-        result.add_node(next_node, "hidden", output_size=None, attributes={"operation": edge.attributes["operation"]})
-        result.add_edge(edge.source, next_node, edge_id=next_edge)
-        _add_edge(result, edge, next_node, remaining)
+        nodes.append(Node(next_node, NodeType.HIDDEN, None, attributes={"operation": edge.operation}))
+        edges += [Edge(next_edge, edge.source, next_node), replace(edge, source=next_node, attributes=remaining)]
         next_node, next_edge = next_node + 1, next_edge + 1
-    return result
-
-
-def _add_node(graph: ComputationGraph, node: Node, attributes: Mapping[str, Any]) -> None:
-    graph.add_node(
-        node.node_id,
-        node.node_type,
-        output_size=node.output_size,
-        activation_function=node.activation_function,
-        bias=node.bias,
-        attributes=attributes,
-    )
-
-
-def _add_edge(graph: ComputationGraph, edge: Edge, source: int, attributes: Mapping[str, Any]) -> None:
-    graph.add_edge(
-        source, edge.target, edge_id=edge.edge_id, weight=edge.weight, enabled=edge.enabled, attributes=attributes
-    )
+    return graph_of(graph.config, nodes, edges)

@@ -6,11 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, GraphElements, Node, NodeType
-from gflownet.graphs.operation import operation, operation_errors
-from gflownet.graphs.operation_shapes import ALIGNMENTS, MERGES, inner_ports, input_shape
+from gflownet.graphs.elements import (
+    DEFAULT_WEIGHT,
+    Edge,
+    GraphElements,
+    Node,
+    NodeKind,
+    NodeType,
+    inner_ports,
+    input_shape,
+)
+from gflownet.graphs.merges import ALIGNMENTS, MERGES
+from gflownet.graphs.node_link import SubgraphError
+from gflownet.graphs.operation import operation_errors
 from gflownet.graphs.ordering import followed_edges, reachable
-from gflownet.graphs.subgraphs import RecursiveSubgraphError, UnknownSubgraphError
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.tensor_shape import AXES, Layout
 from gflownet.operations.values import shown, thawed
@@ -66,7 +75,6 @@ _SUBGRAPH_ATTRIBUTES: _Accepted = {
 }
 _NAME = Parameter("a name, a text", lambda value: isinstance(value, str) and value != "")
 _OPERATION_ATTRIBUTES: _Accepted = {**_MERGE_ATTRIBUTES, "share": ("invalid_share", _NAME)}
-_SUBGRAPH_CODES = {UnknownSubgraphError: "unknown_subgraph", RecursiveSubgraphError: "recursive_subgraph"}
 # A tuple, because values of attributes may be unhashable.
 _AGGREGATION_NAMES = tuple(AGGREGATIONS)
 
@@ -91,7 +99,7 @@ def is_plain(node: Node) -> bool:
         and -MAX_MAGNITUDE <= node.bias <= MAX_MAGNITUDE
         and node.activation_function in ACTIVATIONS
         and (node.node_type is not NodeType.INPUT or (node.bias == 0.0 and node.activation_function == "linear"))
-        and (not attributes or (len(attributes) == 1 and attributes.get("aggregation") in _AGGREGATION_NAMES))
+        and (not attributes or ({*attributes} == {"aggregation"} and attributes["aggregation"] in _AGGREGATION_NAMES))
     )
 
 
@@ -104,12 +112,12 @@ def node_problems(graph: GraphElements, node: Node, *, is_vectors: bool, is_subg
         is_vectors: whether the graph has neurons only; its inputs have their fields.
         is_subgraph: whether it is a subgraph, whose inputs need no shape.
     """
-    is_input, attributes = node.node_type is NodeType.INPUT, node.attributes
-    if is_vectors or not (is_input or "operation" in attributes or "subgraph" in attributes):
+    kind = node.kind
+    if is_vectors or kind is NodeKind.NEURON:
         yield from _neuron_problems(node, is_vectors=is_vectors)
         return
     yield from _value_problems(node)
-    if is_input:
+    if kind is NodeKind.INPUT:
         yield from _attribute_problems(node, _INPUT_ATTRIBUTES, ("shape",), "an input")
         yield from _shape_problems(node, is_subgraph=is_subgraph)
         if is_subgraph and node.port == WEIGHT_PORT:
@@ -117,17 +125,22 @@ def node_problems(graph: GraphElements, node: Node, *, is_vectors: bool, is_subg
             yield _at_node(node, "invalid_attribute", message)
         return
     yield from _unused_problems(node)
-    if "subgraph" in attributes:
+    if kind is NodeKind.SUBGRAPH:
         yield from _attribute_problems(node, _SUBGRAPH_ATTRIBUTES, ("subgraph",), "a subgraph")
         yield from _subgraph_problems(graph, node)
         return
     yield from _attribute_problems(node, _OPERATION_ATTRIBUTES, ("operation",), "an operation")
-    errors = [*operation_errors(attributes["operation"])]
-    for code, message in errors:
-        yield _at_node(node, code, message)
-    if not any(code in ("invalid_operation", "unknown_operation") for code, _ in errors):
-        row = operation(attributes["operation"]["name"])
-        yield from _port_problems(graph, node, row.required_ports(attributes["operation"]), row.optional_ports)
+    try:
+        applied = node.applied
+    except ValueError:
+        errors = [*operation_errors(node.operation)]
+        yield from (_at_node(node, code, message) for code, message, _ in errors)
+        row = errors[-1][2]
+        ports = () if row is None else row.required_ports(node.operation)
+    else:
+        row, ports = applied.row, applied.required_ports
+    if row is not None:
+        yield from _port_problems(graph, node, ports, row.optional_ports)
 
 
 def _neuron_problems(node: Node, *, is_vectors: bool) -> Iterator[GraphProblem]:
@@ -157,12 +170,14 @@ def _value_problems(node: Node) -> Iterator[GraphProblem]:
         yield _at_node(node, "invalid_activation", reason)
     if not abs(node.bias) <= MAX_MAGNITUDE:
         yield _at_node(node, "non_finite_bias", f"expected a finite bias of float32, got {node.bias}")
+    if not is_input:
+        return
     # An input passes its data on: its activation and bias would be ignored.
     is_known = node.activation_function in ACTIVATIONS or ":" in node.activation_function
-    if is_input and is_known and node.activation_function not in ("linear", "identity"):
+    if is_known and node.activation_function not in ("linear", "identity"):
         message = f"expected an input to be linear, got activation {shown(node.activation_function)}"
         yield _at_node(node, "invalid_input_node", message)
-    if is_input and abs(node.bias) <= MAX_MAGNITUDE and node.bias != 0.0:
+    if abs(node.bias) <= MAX_MAGNITUDE and node.bias != 0.0:
         yield _at_node(node, "invalid_input_node", f"expected an input to have bias 0.0, got {node.bias}")
 
 
@@ -189,7 +204,7 @@ def _unused_problems(node: Node) -> Iterator[GraphProblem]:
         yield _at_node(node, "invalid_axis", f"expected axis with aggregation concat, got {shown(node.aggregation)}")
     if node.output_size is not None:
         yield _at_node(node, "unused_output_size", f"expected no output_size of an operation, got {node.output_size}")
-    if node.bias != 0.0 and not node.attributes.get("edge_weight"):
+    if node.bias != 0.0 and not node.has_edge_weights:
         yield _at_node(node, "unused_bias", f"expected bias 0.0 without edge_weight, got {node.bias}")
 
 
@@ -225,12 +240,12 @@ def _shape_problems(node: Node, *, is_subgraph: bool) -> Iterator[GraphProblem]:
 
 
 def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProblem]:
-    if "operation" in node.attributes:
+    if node.operation is not None:
         return  # reported as an unknown attribute of a subgraph
     try:
-        inner = graph.subgraph(node.attributes["subgraph"])
+        inner = graph.subgraph(node.subgraph)
     except ValueError as error:
-        yield _at_node(node, _SUBGRAPH_CODES.get(type(error), "invalid_subgraph"), str(error))
+        yield _at_node(node, error.code if isinstance(error, SubgraphError) else "invalid_subgraph", str(error))
         return
     inputs = [each for each in inner.nodes.values() if each.node_type is NodeType.INPUT]
     names = [each.port for each in inputs]
@@ -251,8 +266,7 @@ def _port_problems(
 ) -> Iterator[GraphProblem]:
     """Yield the unknown ports of a node's in-edges, and the ports without an edge."""
     # Edges from missing nodes feed a port, too: they are reported once, as edges.
-    into = [edge for _, edge in sorted(graph.edges.items()) if edge.enabled and edge.target == node.node_id]
-    used = [edge.port for edge in into]
+    used = [edge.port for _, edge in sorted(graph.edges.items()) if edge.enabled and edge.target == node.node_id]
     if not {*map(type, used)} <= {str}:
         return  # reported as an invalid attribute of the edge
     fed = dict.fromkeys(used)
@@ -271,7 +285,6 @@ def _port_problems(
 def edge_problems(graph: GraphElements, edge: Edge, *, is_vectors: bool) -> Iterator[GraphProblem]:
     """Yield the problems of an edge."""
     target = graph.nodes.get(edge.target)
-    is_scaled = target is not None and not ("operation" in target.attributes or "subgraph" in target.attributes)
     for end, node_id in (("source", edge.source), ("target", edge.target)):
         if node_id not in graph.nodes:
             yield at_edge(edge, "dangling_edge", f"expected a {end} among the nodes, got {node_id}")
@@ -289,10 +302,10 @@ def edge_problems(graph: GraphElements, edge: Edge, *, is_vectors: bool) -> Iter
             yield at_edge(edge, "unknown_attribute", message)
         elif not accepted[key].accepts(value):
             yield at_edge(edge, "invalid_attribute", unexpected_value(accepted[key].expected, key, value))
-    if target is None or is_scaled or edge.weight == DEFAULT_WEIGHT or target.node_type is NodeType.INPUT:
+    if target is None or edge.weight == DEFAULT_WEIGHT or target.kind in (NodeKind.NEURON, NodeKind.INPUT):
         return
-    is_tied = edge.port == WEIGHT_PORT and "operation" in target.attributes
-    if is_tied or not target.attributes.get("edge_weight"):
+    is_tied = edge.port == WEIGHT_PORT and target.kind is NodeKind.OPERATION
+    if is_tied or not target.has_edge_weights:
         reason = f"into the port {WEIGHT_PORT}" if is_tied else f"without edge_weight of node {edge.target}"
         yield at_edge(edge, "unused_weight", f"expected weight {DEFAULT_WEIGHT} {reason}, got {edge.weight}")
 

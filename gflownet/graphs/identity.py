@@ -8,10 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_dense
+from gflownet.graphs.elements import (
+    DEFAULT_AGGREGATION,
+    Edge,
+    GraphElements,
+    Node,
+    NodeKind,
+    NodeType,
+    input_shape,
+    is_built_in,
+    maps_tensors,
+    names_classes,
+    nested_graphs,
+)
 from gflownet.graphs.operation import OPERATIONS, graph_name, read_operation
-from gflownet.graphs.operation_shapes import input_shape
-from gflownet.graphs.outside_classes import has_outside_classes, is_built_in, nested_graphs
 from gflownet.graphs.typed import Call, TypedNode
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import AXES
@@ -49,7 +59,7 @@ def coloured_graph(
         subgraph_key: returns the identity of a subgraph by name. Raises ValueError for an invalid one.
         is_subgraph: inputs are fixed by their ports, and their shapes come from outside.
     """
-    has_operations = is_subgraph or not is_dense(graph)
+    has_operations = is_subgraph or maps_tensors(graph)
     if has_operations:
         node_colours = _operation_node_colours(graph, subgraph_key, is_subgraph=is_subgraph)
     else:
@@ -70,7 +80,7 @@ def coloured_graph(
             index_of[end] = len(ids)
             ids.append(end)
             colours.append(f"missing {end}")
-    ranks = dict(_operation_ranks(graph) if has_operations else _ranks(graph))
+    ranks = dict(_ranks(graph, by_port=has_operations))
     defaults = _OPERATION_EDGE_DEFAULTS if has_operations else _EDGE_DEFAULTS
     merged: dict[tuple[int, int], list[str]] = {}
     for edge in graph.edges.values():
@@ -90,14 +100,12 @@ def _sharing_nodes(graph: GraphElements) -> Iterator[list[int]]:
     """Yield the nodes that share weights, by a subgraph, by `share` or by their derivation, where several do."""
     groups: dict[tuple[str, str], list[int]] = {}
     for node_id, node in graph.nodes.items():
-        name, share = node.attributes.get("subgraph"), node.attributes.get("share")
-        if isinstance(name, str) and share is True:
-            groups.setdefault(("subgraph", name), []).append(node_id)
-        elif "operation" in node.attributes and isinstance(share, str):
-            groups.setdefault(("operation", share), []).append(node_id)
-        derivation = node.attributes.get("derivation_uuid")
-        if isinstance(derivation, str) and node.node_type is not NodeType.INPUT:
-            groups.setdefault(("derivation", derivation), []).append(node_id)
+        if isinstance(node.subgraph, str) and node.share is True:
+            groups.setdefault(("subgraph", node.subgraph), []).append(node_id)
+        elif node.operation is not None and isinstance(node.share, str):
+            groups.setdefault(("operation", node.share), []).append(node_id)
+        if isinstance(node.derivation, str) and node.kind is not NodeKind.INPUT:
+            groups.setdefault(("derivation", node.derivation), []).append(node_id)
     yield from (node_ids for node_ids in groups.values() if len(node_ids) > 1)
 
 
@@ -107,7 +115,7 @@ def _broadcasts(graph: GraphElements) -> dict[int, int]:
     Without these, a node without `align` and one with align=auto have one colour: inputs of equal shapes are most
     common, and the colours are those of stored graphs. Empty where a class is not built in.
     """
-    if not any(map(_may_broadcast, nested_graphs(graph))) or has_outside_classes(graph):
+    if not any(map(_may_broadcast, nested_graphs(graph))) or names_classes(graph, is_built_in):
         return {}
     return {node_id: _num_broadcasts(node) for node_id, node in graph.typed().nodes.items()}
 
@@ -116,7 +124,7 @@ def _may_broadcast(graph: GraphElements) -> bool:
     """Return whether some node merges several inputs without an alignment."""
     inputs = Counter((edge.target, str(edge.port)) for edge in graph.edges.values() if edge.enabled)
     several = {node_id for (node_id, _), count in inputs.items() if count > 1}
-    return any(node_id in graph.nodes and "align" not in graph.nodes[node_id].attributes for node_id in several)
+    return any(node_id in graph.nodes and graph.nodes[node_id].align is None for node_id in several)
 
 
 def _num_broadcasts(node: TypedNode) -> int:
@@ -140,22 +148,18 @@ def _input_ids(graph: GraphElements, *, is_subgraph: bool) -> list[int]:
     return sorted(ids, key=lambda node_id: str(graph.nodes[node_id].port))
 
 
-def _ranks(graph: GraphElements) -> Iterator[tuple[int, str]]:
-    """Yield the place of every edge into a node whose aggregation depends on the order."""
-    for node_id, edges in _ordered_in_edges(graph).items():
-        if node_id in graph.nodes:
-            yield from ((edge.edge_id, f"#{rank} ") for rank, edge in enumerate(edges))
+def _ranks(graph: GraphElements, *, by_port: bool) -> Iterator[tuple[int, str]]:
+    """Yield the place of every edge into a node whose aggregation depends on the order.
 
-
-def _operation_ranks(graph: GraphElements) -> Iterator[tuple[int, str]]:
-    """Yield the place of every enabled edge among those into the same port, where the order matters."""
+    With operations it is that of an enabled edge among those into the same port.
+    """
     for edges in _ordered_in_edges(graph).values():
-        places: dict[str, int] = {}
+        places: Counter[str] = Counter()
         for edge in edges:
-            if edge.enabled:
-                port = str(edge.port)
-                places[port] = places.get(port, -1) + 1
+            if edge.enabled or not by_port:
+                port = str(edge.port) if by_port else ""
                 yield edge.edge_id, f"#{places[port]} "
+                places[port] += 1
 
 
 def _ordered_in_edges(graph: GraphElements) -> dict[int, list[Edge]]:
@@ -180,13 +184,13 @@ def _operation_node_colours(
         attributes |= {"broadcasts": count} if (count := broadcasts.get(node_id)) else {}
         if node.node_type is NodeType.INPUT:
             size, attributes = _declared(node, attributes, is_subgraph=is_subgraph)
-        if "operation" in attributes:
-            attributes["operation"] = _completed(attributes["operation"])
+        if node.operation is not None:
+            attributes["operation"] = _completed(node.operation)
             attributes.pop("share", None)  # names are interchangeable: nodes are joined
-        if "subgraph" in attributes:
-            attributes["subgraph"] = _applied(attributes["subgraph"], subgraph_key)
-            if node.repeat == 1 and isinstance(attributes.get("share"), bool):
-                del attributes["share"]
+        if node.subgraph is not None:
+            attributes["subgraph"] = _applied(node.subgraph, subgraph_key)
+            if node.repeat == 1 and isinstance(node.share, bool):
+                attributes.pop("share", None)
         colours[node_id] = _head(node, size) + _attributes_colour(attributes, _OPERATION_NODE_DEFAULTS, _LABELS)
     return colours
 

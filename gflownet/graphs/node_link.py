@@ -1,6 +1,7 @@
 """Computation graphs as JSON in networkx's node-link form (edges under "edges"), read strictly.
 
-Operation graphs are written short: attributes as fields, defaults left out, subgraphs next to nodes and edges.
+Operation graphs are written short: attributes as fields, defaults left out, subgraphs next to nodes and edges. Unknown,
+recursive and deeply nested subgraphs are refused.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from gflownet.graphs.elements import DEFAULT_WEIGHT, TENSOR_ATTRIBUTES, Edge, GraphElements, Node, NodeType, is_dense
+from gflownet.graphs.elements import (
+    DEFAULT_WEIGHT,
+    TENSOR_ATTRIBUTES,
+    Edge,
+    GraphElements,
+    Node,
+    NodeType,
+    maps_tensors,
+)
 from gflownet.operations.values import checked_int, shown, thawed
 
 _GRAPH_FIELDS = ("directed", "multigraph", "graph", "nodes", "edges", "subgraphs")
@@ -25,7 +34,7 @@ def node_link_dict(graph: GraphElements) -> Fields:
     """
     config = thawed(graph.config)
     multigraph, subgraphs = config.pop("multigraph"), _short_subgraphs(config.pop("subgraphs", {}))
-    if not is_dense(graph):
+    if maps_tensors(graph):
         head = {"directed": True, "multigraph": multigraph} | ({"graph": config} if config else {})
         return {**head, **short_elements(graph.nodes.values(), graph.edges.values()), **subgraphs}
     nodes = [
@@ -95,8 +104,9 @@ def read_subgraph(data: Any, name: str) -> Fields:
     return {**head, **short_elements(nodes, edges), **({"subgraphs": subgraphs} if subgraphs else {})}
 
 
-_NODE_DEFAULTS: Fields = {"output_size": None, "activation_function": "linear", "bias": 0.0, "attributes": {}}
-_EDGE_DEFAULTS: Fields = {"weight": DEFAULT_WEIGHT, "enabled": True, "attributes": {}}
+_NODE_VALUES: Fields = {"output_size": None, "activation_function": "linear", "bias": 0.0}
+_EDGE_VALUES: Fields = {"weight": DEFAULT_WEIGHT, "enabled": True}
+_NODE_DEFAULTS, _EDGE_DEFAULTS = {**_NODE_VALUES, "attributes": {}}, {**_EDGE_VALUES, "attributes": {}}
 
 
 def _check_distinct(ids: Sequence[int], kind: str) -> None:
@@ -259,35 +269,23 @@ def short_elements(nodes: Iterable[Node], edges: Iterable[Edge]) -> Fields:
     by_id = sorted(edges, key=lambda edge: edge.edge_id)
     has_ids = [edge.edge_id for edge in by_id] != list(range(len(by_id)))
     return {
-        "nodes": [_short_node(node) for node in sorted(nodes, key=lambda node: node.node_id)],
-        "edges": [_short_edge(edge, has_id=has_ids) for edge in by_id],
+        "nodes": [
+            _short(node, {"id": node.node_id, "node_type": node.node_type.value}, OPERATION_NODE_FIELDS, _NODE_VALUES)
+            for node in sorted(nodes, key=lambda node: node.node_id)
+        ],
+        "edges": [
+            _short(edge, ends | ({"edge_id": edge.edge_id} if has_ids else {}), OPERATION_EDGE_FIELDS, _EDGE_VALUES)
+            for edge, ends in ((edge, {"source": edge.source, "target": edge.target}) for edge in by_id)
+        ],
     }
 
 
-def _short_node(node: Node) -> Fields:
-    fields = {"id": node.node_id, "node_type": node.node_type.value}
-    short, attributes = _split(node.attributes, OPERATION_NODE_FIELDS)
-    values = {"output_size": node.output_size, "activation_function": node.activation_function, "bias": node.bias}
-    defaults = {"output_size": None, "activation_function": "linear", "bias": 0.0}
-    return {**fields, **short, **_without(values, defaults), **attributes}
-
-
-def _short_edge(edge: Edge, *, has_id: bool) -> Fields:
-    fields = {"source": edge.source, "target": edge.target} | ({"edge_id": edge.edge_id} if has_id else {})
-    short, attributes = _split(edge.attributes, OPERATION_EDGE_FIELDS)
-    values = {"weight": edge.weight, "enabled": edge.enabled}
-    return {**fields, **short, **_without(values, {"weight": DEFAULT_WEIGHT, "enabled": True}), **attributes}
-
-
-def _split(attributes: Mapping[str, Any], names: Sequence[str]) -> tuple[Fields, Fields]:
-    """Return the attributes that are fields, and the others under `attributes`; a null cannot be a field."""
-    short = {name: thawed(attributes[name]) for name in names if attributes.get(name) is not None}
-    remaining = {name: thawed(value) for name, value in attributes.items() if name not in short}
-    return short, {"attributes": remaining} if remaining else {}
-
-
-def _without(values: Fields, defaults: Fields) -> Fields:
-    return {name: value for name, value in values.items() if value != defaults[name]}
+def _short(element: Node | Edge, head: Fields, names: Sequence[str], defaults: Fields) -> Fields:
+    """Return the attributes that are fields, other values than defaults, and the other attributes: those with null."""
+    remaining = thawed(element.attributes)
+    fields = {name: remaining.pop(name) for name in names if remaining.get(name) is not None}
+    values = {name: value for name in defaults if (value := getattr(element, name)) != defaults[name]}
+    return {**head, **fields, **values, **({"attributes": remaining} if remaining else {})}
 
 
 def networkx_dict(data: Fields) -> Fields:
@@ -309,3 +307,77 @@ def from_networkx_dict(data: Fields) -> Fields:
     head = dict(data["graph"])
     moved = {name: head.pop(name) for name in ("subgraphs", "multigraph") if name in head}
     return {**data, "graph": head, **moved}
+
+
+# Levels of subgraphs within subgraphs; far below Python's recursion limit.
+MAX_LEVELS = 32
+
+
+class SubgraphError(ValueError):
+    """A node applies a subgraph that is not defined, that applies itself, or that is nested too deeply."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code  # of the problem
+
+
+def subgraph_data(subgraphs: Any, name: Any) -> Mapping[str, Any]:
+    """Return the node-link data of a subgraph.
+
+    Raises:
+        SubgraphError: no such subgraph; it applies itself, directly or through others, or more than MAX_LEVELS levels.
+        ValueError: the data are not an object.
+    """
+    if not isinstance(subgraphs, Mapping):
+        raise ValueError(f"graph: expected an object under subgraphs, got {shown(subgraphs)}")
+    if not isinstance(name, str) or name not in subgraphs:
+        message = f"expected a subgraph out of {', '.join(subgraphs) or 'none'}, got {shown(name)}"
+        raise SubgraphError("unknown_subgraph", message)
+    _check_levels(subgraphs, name)
+    data = subgraphs[name]
+    if not isinstance(data, Mapping):
+        raise ValueError(f"subgraph {name}: expected an object, got {shown(data)}")
+    return data
+
+
+def applied_names(data: Any) -> list[str]:
+    """Return the names of the subgraphs that node-link data apply from outside of their own, in order, once each."""
+    if not isinstance(data, Mapping):
+        return []
+    definitions = data.get("subgraphs")
+    definitions = definitions if isinstance(definitions, Mapping) else {}
+    names = [name for entry in _node_entries(data) if isinstance(name := _applied(entry), str)]
+    for inner in definitions.values():
+        names += applied_names(inner)
+    return [name for name in dict.fromkeys(names) if name not in definitions]
+
+
+def _node_entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    nodes = data.get("nodes")
+    return [entry for entry in nodes if isinstance(entry, Mapping)] if isinstance(nodes, list | tuple) else []
+
+
+def _applied(entry: Mapping[str, Any]) -> Any:
+    values = entry.get("attributes")
+    return entry.get("subgraph", values.get("subgraph") if isinstance(values, Mapping) else None)
+
+
+def _check_levels(subgraphs: Mapping[str, Any], name: str) -> None:
+    """Raise SubgraphError where a depth-first search from `name` meets its own path or goes too deep."""
+    finished: set[str] = set()
+    path, pending = [name], [iter(applied_names(subgraphs[name]))]
+    while path:
+        following = next(pending[-1], None)
+        if following is None:
+            finished.add(path.pop())
+            pending.pop()
+        elif following in path:
+            circle = " -> ".join([*path[path.index(following) :], following])
+            raise SubgraphError("recursive_subgraph", f"expected no subgraph that applies itself, got {circle}")
+        elif following in subgraphs and following not in finished:
+            path.append(following)
+            pending.append(iter(applied_names(subgraphs[following])))
+            if len(path) > MAX_LEVELS:
+                raise SubgraphError(
+                    "recursive_subgraph", f"expected at most {MAX_LEVELS} levels of subgraphs, got more"
+                )

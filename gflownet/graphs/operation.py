@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 from gflownet.errors import UserError
 from gflownet.operations.modules import function_operation, module_operation
+from gflownet.operations.neuron import Neuron
 from gflownet.operations.operation import Operation, complete_settings, is_port, setting_errors
+from gflownet.operations.parameters import ParameterPlan
 from gflownet.operations.signatures import named_function
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import exact, shown, thawed
@@ -175,8 +177,8 @@ class AppliedOperation:
 
     @cached_property
     def row(self) -> type[Operation]:
-        """The class."""
-        return operation(self.name)
+        """The class: of a node that names no operation a neuron."""
+        return operation(self.name) if self.name else Neuron
 
     @property
     def row_home(self) -> str:
@@ -205,14 +207,6 @@ class AppliedOperation:
     @cached_property
     def _exact(self) -> Any:
         return exact(self.settings)
-
-    def infer_shape(self, inputs: Mapping[str, Shape]) -> Shape:
-        """Return the output shape. Raises ShapeError, also for a mistake in the class."""
-        return self.at(inputs).output
-
-    def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
-        """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""
-        return self.at(inputs).cost
 
 
 class OperationAt:
@@ -253,14 +247,34 @@ class OperationAt:
     @cached_property
     def cost(self) -> tuple[int, int]:
         """Parameters and multiply-adds."""
+        return self._checked("a cost", self._cost)
+
+    def _cost(self, *arguments: Any) -> tuple[int, int]:
+        num_parameters, multiply_adds = self._row.num_parameters(*arguments), self._row.multiply_adds(*arguments)
+        if num_parameters is not None and multiply_adds is not None:
+            return num_parameters, multiply_adds
         from gflownet.operations.probe import cost_of  # imports torch
 
-        return self._checked("a cost", partial(cost_of, self._row))
+        return cost_of(self._row, *arguments)
+
+    @cached_property
+    def parameters(self) -> tuple[ParameterPlan, ...]:
+        """The parameters besides those of a module."""
+        return tuple(self._row.parameters(*self._arguments))
+
+    @cached_property
+    def sizes(self) -> Any:
+        """The widths inside of a neuron."""
+        return self._row.sizes(*self._arguments)
 
     @cached_property
     def constructor(self) -> str:
         """The expression that makes the module, see `Operation.constructor`."""
         return self._row.constructor(*self._arguments)
+
+    def build(self) -> Any:
+        """Return a new module."""
+        return self._row.build(*self._arguments)
 
     @cached_property
     def call(self) -> str:
@@ -293,19 +307,20 @@ def read_operation(value: Any) -> AppliedOperation:
     return AppliedOperation(graph_name(name), complete_settings(operation(name), name, settings))
 
 
-def operation_errors(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the code and the line of every problem of a node's attribute `operation`."""
+def operation_errors(value: Any) -> Iterator[tuple[str, str, type[Operation] | None]]:
+    """Yield code, line and class (None for an unknown one) of every problem of a node's attribute `operation`."""
     try:
         name, settings = _name_and_settings(value)
     except ValueError as error:
-        yield "invalid_operation", str(error)
+        yield "invalid_operation", str(error), None
         return
     try:
         row = operation(name)
     except ValueError as error:
-        yield "unknown_operation", str(error)
+        yield "unknown_operation", str(error), None
         return
-    yield from setting_errors(row, name, settings)
+    for code, message in setting_errors(row, name, settings):
+        yield code, message, row
 
 
 def _name_and_settings(value: Any) -> tuple[str, dict[str, Any]]:

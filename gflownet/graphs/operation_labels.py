@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
-from gflownet.graphs.elements import DEFAULT_AGGREGATION, Node
-from gflownet.graphs.operation import OPERATIONS, AppliedOperation, operation, read_operation
-from gflownet.graphs.outside_classes import is_imported
+from gflownet.graphs.elements import DEFAULT_AGGREGATION, Node, NodeKind, is_imported
+from gflownet.graphs.operation import OPERATIONS, AppliedOperation, operation
 from gflownet.graphs.typed import OperationCost
 from gflownet.operations.operation import Category, category_of
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Adapter, Layout, Shape
@@ -55,7 +54,7 @@ def node_text(node: Node, layout: Layout | None) -> str:
     activation = "" if activation in ("linear", "identity") else activation
     applied = applied_operation(node)
     if applied is None:
-        text = short_name(name) if isinstance(name := _name(node), str) else "?"  # invalid or not imported
+        text = short_name(name) if isinstance(name := node.operation_name, str) else "?"  # invalid or not imported
     elif applied.name == "identity":
         text, activation = activation, ""
     else:
@@ -98,24 +97,18 @@ def _sizes_text(sizes: Any) -> str:
 
 def applied_operation(node: Node) -> AppliedOperation | None:
     """Return the operation of a node, None without a valid one, and of a class that is not imported."""
-    if "operation" not in node.attributes or not is_imported(_name(node)):
+    if node.kind not in (NodeKind.OPERATION, NodeKind.SUBGRAPH) or not is_imported(node.operation_name):
         return None
     try:
-        return read_operation(node.attributes["operation"])
+        return node.applied
     except ValueError:
         return None
 
 
-def _name(node: Node) -> object:
-    operation = node.attributes.get("operation")
-    return operation.get("name") if isinstance(operation, Mapping) else None
-
-
 def frame_title(node: Node) -> str:
     """Return name and repetitions of a subgraph."""
-    repeat, share = node.repeat, node.attributes.get("share", False)
-    times = f" {TIMES} {repeat}" if repeat != 1 else ""
-    return shortened(f"{node.attributes['subgraph']}{times}{', shared' if share is True else ''}", MAX_LABEL_LENGTH)
+    times = f" {TIMES} {node.repeat}" if node.repeat != 1 else ""
+    return shortened(f"{node.subgraph}{times}{', shared' if node.share is True else ''}", MAX_LABEL_LENGTH)
 
 
 def adapter_text(adapter: Adapter, align: str | None) -> str:

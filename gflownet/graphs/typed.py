@@ -1,15 +1,11 @@
-"""The typed graph: what every node does, its merged inputs, its shape and its cost, found in one visit of each node.
-
-It is the one reader of what the attributes of nodes say. A node without a shape is a failure; the nodes that depend on
-it are skipped. No torch.
-"""
+"""The typed graph: what every node does, its merged inputs, its shape, parameters, state and cost. No torch."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,25 +14,17 @@ from math import prod
 from typing import Any
 
 from gflownet.graphs.element_problems import GraphProblem
-from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, is_dense
-from gflownet.graphs.operation import AppliedOperation, OperationAt, read_operation
-from gflownet.graphs.operation_shapes import (
-    MergePlan,
-    by_port,
-    check_activation,
-    check_alignment,
-    inner_ports,
-    input_shape,
-    merged,
-)
-from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
-from gflownet.operations.neuron import EdgePlan, NeuronPlan, neuron_shape
-from gflownet.operations.neuron_code import identifier, variable
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
+from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
+from gflownet.graphs.merges import LEARNED_ALIGNMENTS, MergePlan
+from gflownet.graphs.operation import AppliedOperation, OperationAt
+from gflownet.graphs.ordering import reachable
+from gflownet.operations.activations import Cell
+from gflownet.operations.code import identifier, variable
+from gflownet.operations.neuron import NeuronSizes
+from gflownet.operations.operation import WEIGHT_PORT
 from gflownet.operations.parameters import Initial, ParameterPlan
-from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
-from gflownet.operations.values import shown, thawed
-from gflownet.operations.vocabulary import PROJECTIONS, aggregation, short_name
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.vocabulary import PROJECTIONS, short_name
 
 _NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9_]+")
 _PARAMETERS = re.compile(r"(adapt|weight|bias|gate|router|proj|post|q)(_|$)")  # begin the names of parameters
@@ -123,13 +111,14 @@ class TypedNode:
     """A node: activation(what(merged inputs))."""
 
     node: Node
-    what: Input | NeuronPlan | Apply | Call
+    what: Input | Apply | Call
     inputs: Mapping[str, MergePlan]  # by port
     output: Shape
     owner: int  # the node that makes the module: another one where weights are shared
     is_multigraph: bool = False  # labels of edges are their ids
     tied_to: str = ""  # name of the module whose weight the port `weight` reads
     has_edge_weights: bool = False  # each in-edge scales its value by a learned number, and a learned bias is added
+    has_signs: bool = False  # names of parameters keep the minus sign of an id
 
     @cached_property
     def node_id(self) -> int:
@@ -141,22 +130,28 @@ class TypedNode:
         """The enabled in-edges, port by port."""
         return [edge for plan in self.inputs.values() for edge in plan.edges]
 
-    @cached_property
+    @property
     def is_first(self) -> bool:
         """Whether the node makes the module, which others may share."""
         return self.owner == self.node.node_id
 
-    @cached_property
-    def neuron(self) -> NeuronPlan | None:
-        """The plan of a neuron."""
-        return self.what if isinstance(self.what, NeuronPlan) else None
+    @property
+    def is_neuron(self) -> bool:
+        """Whether the node names no operation."""
+        return isinstance(self.what, Apply) and not self.what.operation.name
 
-    @cached_property
+    @property
+    def sizes(self) -> NeuronSizes:
+        """The widths inside of a neuron."""
+        assert isinstance(self.what, Apply)
+        return self.what.at.sizes
+
+    @property
     def operation(self) -> AppliedOperation | None:
-        """The operation; None of an input, a subgraph and a neuron."""
+        """The operation; None of an input and a subgraph."""
         return self.what.operation if isinstance(self.what, Apply) else None
 
-    @cached_property
+    @property
     def bodies(self) -> tuple[TypedGraph, ...]:
         """The graphs of a subgraph or composite, one per repetition."""
         return self.what.bodies if isinstance(self.what, Apply | Call) else ()
@@ -166,17 +161,6 @@ class TypedNode:
         """Whether one module serves all repetitions of a subgraph."""
         return isinstance(self.what, Call) and self.what.is_shared
 
-    @property
-    def shared_weights(self) -> tuple[str, str] | None:
-        """Kind and name of the weights of all nodes that share them."""
-        if isinstance(self.what, Call):
-            return ("subgraph", self.what.name) if self.what.is_shared else None
-        return ("operation", self.what.share) if isinstance(self.what, Apply) and self.what.share else None
-
-    def is_weighted(self, port: str) -> bool:
-        """Return whether the edges into a port have learned weights: never those that carry a tied weight."""
-        return self.has_edge_weights and port != WEIGHT_PORT
-
     @cached_property
     def input_shapes(self) -> dict[str, Shape]:
         """The merged shape at every port."""
@@ -184,10 +168,8 @@ class TypedNode:
 
     @property
     def ports(self) -> tuple[str, ...]:
-        """The ports in the order of the arguments of the module."""
-        if self.bodies:
-            return tuple(port for port, _, _ in self.bodies[0].inputs)
-        return self.operation.row.ports if self.operation is not None else (INPUT_PORT,)
+        """The ports in the order of the arguments of its graphs."""
+        return tuple(port for port, _, _ in self.bodies[0].inputs)
 
     @cached_property
     def label(self) -> str:
@@ -199,25 +181,37 @@ class TypedNode:
         is_free = word.isidentifier() and not _PARAMETERS.match(word)
         return identifier(f"{word if is_free else f'node_{word}'}_{self.owner}")
 
+    def named(self, name: str, edge: Edge | None = None) -> str:
+        """Return the full name of a parameter, layer or adapter of the node or of an in-edge: weight_3_5 of weight."""
+        head, dot, leaf = name.partition(".")
+        full = f"{head}_{self.node_id if edge is None else self._edge_labels[edge.edge_id]}{dot}{leaf}"
+        return full if self.has_signs else identifier(full)
+
     @cached_property
-    def edge_labels(self) -> dict[int, str]:
-        """The end of the names of adapters and edge weights, by edge id."""
-        labels = _edge_labels(self.edges, is_multigraph=self.is_multigraph)
-        return {edge_id: identifier(label) for edge_id, label in labels.items()}
+    def _edge_labels(self) -> dict[int, str]:
+        """A different label for every in-edge: its ends, or its id if several edges have these ends."""
+        if self.is_multigraph:
+            return {edge.edge_id: f"{edge.edge_id}" for edge in self.edges}
+        if len({edge.source for edge in self.edges}) == len(self.edges):
+            return {edge.edge_id: f"{edge.source}_{edge.target}" for edge in self.edges}
+        counts = Counter(edge.source for edge in self.edges)
+        more = {edge.edge_id: f"_{edge.edge_id}" if counts[edge.source] > 1 else "" for edge in self.edges}
+        return {edge.edge_id: f"{edge.source}_{edge.target}{more[edge.edge_id]}" for edge in self.edges}
 
     @cached_property
     def parameters(self) -> tuple[ParameterPlan, ...]:
         """The parameters of a neuron, or the scalar weights and the bias around an operation."""
-        if isinstance(self.what, NeuronPlan):
-            return tuple(self.what.parameters())
-        if not self.has_edge_weights:
-            return ()
-        edges = [edge for port, plan in self.inputs.items() if self.is_weighted(port) for edge in plan.edges]
-        weights = [
-            ParameterPlan(f"weight_{self.edge_labels[edge.edge_id]}", (), Initial.WEIGHT, owner=edge.edge_id)
-            for edge in edges
-        ]
-        return (*weights, ParameterPlan(identifier(f"bias_{self.node_id}"), (), Initial.BIAS, owner=self.node_id))
+        plans = [*self.what.at.parameters] if isinstance(self.what, Apply) else []
+        if self.has_edge_weights:
+            places = [place for place, edge in enumerate(self.edges) if edge.port != WEIGHT_PORT]
+            plans += [ParameterPlan("weight", (), Initial.WEIGHT, owner=place) for place in places]
+            plans.append(ParameterPlan("bias", (), Initial.BIAS))
+        return tuple(map(self._completed, plans))
+
+    def _completed(self, plan: ParameterPlan) -> ParameterPlan:
+        edge = None if plan.owner is None else self.edges[plan.owner]
+        owner = self.node_id if edge is None else edge.edge_id
+        return ParameterPlan(self.named(plan.name, edge), plan.shape, plan.initial, plan.bound, owner)
 
     @cached_property
     def body_slots(self) -> tuple[tuple[StateSlot, ...], ...]:
@@ -232,8 +226,6 @@ class TypedNode:
     @cached_property
     def slots(self) -> tuple[StateSlot, ...]:
         """The state of the node itself; the outputs that recurrent edges read are slots of the graph."""
-        if isinstance(self.what, NeuronPlan):
-            return tuple(StateSlot(kind, self.node_id, (size,)) for kind, size in self.what.state())
         if self.bodies or not isinstance(self.what, Apply):
             return tuple(slot for slots in self.body_slots for slot in slots)
         return tuple(StateSlot(kind, self.node_id, shape) for kind, shape in self.what.at.state.items())
@@ -245,26 +237,28 @@ class TypedNode:
         Raises:
             NodeShapeError: a user's class fails.
         """
-        if isinstance(self.what, NeuronPlan):
-            positions = prod(self.output.positions)
-            products, elements = self.what.multiply_adds() * positions, self.what.elementwise_flops() * positions
-            return OperationCost(self.what.num_parameters(), products, elements)
-        total = OperationCost(len(self.parameters))
-        for plan in self.inputs.values():
-            for adapter in plan.adapters if plan.is_learned else ():
-                total += OperationCost(adapter.num_parameters, adapter.multiply_adds)
+        plans = self.inputs.values() if self.node.align in LEARNED_ALIGNMENTS else ()
+        learned = [adapter for plan in plans for adapter in plan.adapters]
+        num_parameters = sum(adapter.num_parameters for adapter in learned)
+        num_parameters += len(self.parameters) if self.has_edge_weights else 0
+        multiply_adds, elements = sum(adapter.multiply_adds for adapter in learned), 0
         try:
             if isinstance(self.what, Apply):
-                num_parameters, multiply_adds = self.what.at.cost
-                total += OperationCost(num_parameters if self.is_first else 0, multiply_adds)
+                own, products = self.what.at.cost
+                num_parameters, multiply_adds = num_parameters + own * self.is_first, multiply_adds + products
+                elements = self.sizes.elementwise_flops if self.is_neuron else 0
             for repetition, body in enumerate(self.what.bodies if isinstance(self.what, Call) else ()):
                 is_new = not self.is_shared or (self.is_first and repetition == 0)
-                num_parameters, multiply_adds = body.live_cost.num_parameters, body.live_cost.multiply_adds
-                total += OperationCost(num_parameters if is_new else 0, multiply_adds)
+                num_parameters += body.live_cost.num_parameters * is_new
+                multiply_adds += body.live_cost.multiply_adds
         except ShapeError as error:
             name = self.operation.name if self.operation is not None else f"subgraph {getattr(self.what, 'name', '')}"
             raise NodeShapeError(self.node_id, f"{name}: {error}") from None
-        return total
+        return OperationCost(num_parameters, multiply_adds, elements)
+
+
+TypedNodes = dict[int, TypedNode]  # by id
+Failures = dict[int, NodeShapeError]
 
 
 class TypedGraph:
@@ -276,26 +270,19 @@ class TypedGraph:
     def __init__(
         self,
         graph: GraphElements,
-        projection: str = "auto",
-        *,
-        name: str = "",
-        shapes: Sequence[Shape] = (),
-        broken: Collection[int] = (),
+        projection: str,
+        name: str,
+        takes_columns: bool,
+        nodes: TypedNodes,
+        failures: Failures,
     ) -> None:
-        """Take a graph; nodes are visited on first use.
-
-        Args:
-            graph: with subgraphs and edges as in a valid graph, but at the `broken` nodes.
-            projection: of neurons, see TranslationConfig.
-            name: of the subgraph or composite, "" of the model.
-            shapes: of the INPUT nodes by ascending id, for a subgraph; empty: as the nodes declare.
-            broken: ids of nodes that are skipped with those that depend on them.
-        """
-        self.graph, self.projection, self.name, self.shapes_outside = graph, projection, name, tuple(shapes)
-        self.broken = frozenset(broken)
-        # Of neurons between inputs that declare widths: forward takes all features side by side, [B, F], an unmarked
-        # cycle is read one time step late, and dead nodes keep their parameters.
-        self.is_dense = not name and is_dense(graph)
+        self.graph, self.projection = graph, projection
+        self.name = name  # of the subgraph or composite, "" of the model
+        self.nodes = nodes  # that depend on no failure and no broken node, sources before targets
+        self.failures = failures  # why nodes have no shape, in the order of the visit
+        # Of neurons between inputs that declare widths: forward takes the features of all inputs as columns of one
+        # tensor [B, F], an unmarked cycle is read one time step late, and dead nodes keep their parameters.
+        self.takes_columns = takes_columns
         self.problems: tuple[GraphProblem, ...] = ()  # that prevent translation, set by validation
         self.memory_format: str | None = None  # of images
         self.autocast: str | None = None  # name of a dtype
@@ -312,26 +299,6 @@ class TypedGraph:
         vars(other).pop("key", None)
         vars(other).update(options)
         return other
-
-    @cached_property
-    def _visited(self) -> tuple[dict[int, TypedNode], dict[int, NodeShapeError]]:
-        visit = _Visit(self)
-        return visit.nodes, visit.failures
-
-    @cached_property
-    def nodes(self) -> dict[int, TypedNode]:
-        """The nodes that depend on no failure and no broken node, sources before targets."""
-        return self._visited[0]
-
-    @cached_property
-    def failures(self) -> dict[int, NodeShapeError]:
-        """Why nodes have no shape, in the order of the visit."""
-        return self._visited[1]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every node has a shape."""
-        return len(self.nodes) == len(self.graph.nodes)
 
     def sources(self, node_id: int) -> set[int]:
         """Return the nodes that a node depends on."""
@@ -352,15 +319,10 @@ class TypedGraph:
     @cached_property
     def cost(self) -> OperationCost:
         """The cost of the model: dead neurons of a dense graph keep their parameters."""
-        if not self.is_dense:
+        if not self.takes_columns:
             return replace(self.live_cost, elementwise_flops=0)
         dead = [node.cost.num_parameters for node_id, node in self.nodes.items() if node_id not in self.live]
         return self.live_cost + OperationCost(sum(dead))
-
-    @property
-    def channels_last(self) -> bool:
-        """Whether images have their channels last in memory."""
-        return self.memory_format == "channels_last"
 
     @cached_property
     def key(self) -> Any:
@@ -395,7 +357,7 @@ class TypedGraph:
     @cached_property
     def arguments(self) -> tuple[tuple[str, Shape], ...]:
         """Name and shape of each argument of forward: a dense graph takes the features of all inputs side by side."""
-        if self.is_dense:
+        if self.takes_columns:
             return (("x", Shape((self.input_size,), Layout.VECTOR)),)
         return tuple((variable(node_id), shape) for _, node_id, shape in self.inputs)
 
@@ -421,7 +383,7 @@ class TypedGraph:
     def steps(self) -> tuple[TypedNode, ...]:
         """The nodes with parameters and modules: those that are computed, in a dense graph dead ones too."""
         nodes = self.nodes.items()
-        kept = self.nodes.keys() if self.is_dense else self.live
+        kept = self.nodes.keys() if self.takes_columns else self.live
         return tuple(each for i, each in nodes if i in kept and not isinstance(each.what, Input))
 
     @cached_property
@@ -430,14 +392,14 @@ class TypedGraph:
         return tuple(step for step in self.steps if step.node_id in self.live)
 
     @cached_property
-    def neurons(self) -> tuple[NeuronPlan, ...]:
+    def neurons(self) -> tuple[TypedNode, ...]:
         """The neurons, dead ones included."""
-        return tuple(step.neuron for step in self.steps if step.neuron is not None)
+        return tuple(step for step in self.steps if step.is_neuron)
 
     @cached_property
-    def live_neurons(self) -> tuple[NeuronPlan, ...]:
+    def live_neurons(self) -> tuple[TypedNode, ...]:
         """The neurons that are computed."""
-        return tuple(step.neuron for step in self.live_steps if step.neuron is not None)
+        return tuple(step for step in self.live_steps if step.is_neuron)
 
     @cached_property
     def bodies(self) -> tuple[TypedGraph, ...]:
@@ -460,11 +422,6 @@ class TypedGraph:
         return sum(shape.num_elements for _, shape in self.outputs)
 
     @cached_property
-    def sizes(self) -> dict[int, int]:
-        """Features or channels by node id."""
-        return {node_id: each.output.channels for node_id, each in self.nodes.items()}
-
-    @cached_property
     def scalars(self) -> tuple[ParameterPlan, ...]:
         """The 0-d parameters, whose first values are numbers of the graph or zero."""
         return tuple(each for each in self.parameters if each.shape == ())
@@ -478,12 +435,8 @@ class TypedGraph:
         """Return the first values of `scalars` in a graph with this key."""
         nodes, edges, biases, weights = graph.nodes, graph.edges, Initial.BIAS, Initial.WEIGHT
         return [
-            nodes[each.owner].bias
-            if each.initial is biases
-            else edges[each.owner].weight
-            if each.initial is weights
-            else 0.0
-            for each in self.scalars
+            nodes[owner].bias if initial is biases else edges[owner].weight if initial is weights else 0.0
+            for initial, owner in ((each.initial, each.owner or 0) for each in self.scalars)
         ]
 
     @cached_property
@@ -502,8 +455,8 @@ class TypedGraph:
     @cached_property
     def is_run_by_node(self) -> bool:
         """Whether sequences are computed node by node: a cell is faster so, and nothing is read one step late."""
-        neurons = self.live_neurons if self.is_dense else ()
-        has_cell = any(getattr(neuron.activation_class, "is_run_by_node", False) for neuron in neurons)
+        kinds = (neuron.sizes.activation for neuron in (self.live_neurons if self.takes_columns else ()))
+        has_cell = any(issubclass(kind, Cell) and kind.is_run_by_node for kind in kinds)
         return has_cell and not any(slot.kind == "output" for slot in self.slots)
 
 
@@ -533,306 +486,6 @@ def own_projection(graph: GraphElements) -> str:
     settings = graph.config.get("translation")
     name = settings.get("projection") if isinstance(settings, Mapping) else None
     return name if isinstance(name, str) and name in PROJECTIONS else "auto"
-
-
-class _Visit:
-    """One visit of every node of a graph, sources before targets."""
-
-    def __init__(self, typed: TypedGraph) -> None:
-        self._typed, self._graph = typed, typed.graph
-        self._is_multigraph = bool(self._graph.config["multigraph"])
-        self.nodes: dict[int, TypedNode] = {}
-        self.failures: dict[int, NodeShapeError] = {}
-        edges = followed_edges(self._graph, ignore_recurrent=False)
-        late = {edge.edge_id for edge in edges if edge.is_recurrent}
-        order = self._ordered(edges, late)
-        if len(order) < len(self._graph.nodes) and typed.is_dense:
-            late.update(self._graph.detect_cycles())
-            order = self._ordered(edges, late)
-        self._late = frozenset(late)  # ids of edges that carry the value of the time step before
-        self._incoming: dict[int, list[Edge]] = {}
-        for edge in edges:
-            self._incoming.setdefault(edge.target, []).append(edge)
-        self._skipped: set[int] = set()
-        self._skip(typed.broken)
-        if cyclic := self._graph.nodes.keys() - self._skipped - set(order):
-            self._fail(NodeShapeError(min(cyclic), "expected no cycle, got one that this node depends on"))
-        outside = dict(zip(_input_ids(self._graph), typed.shapes_outside, strict=True)) if typed.shapes_outside else {}
-        self._outside: Mapping[int, Shape] = outside
-        self._owners = self._shared_owners(order)
-        self._first: dict[tuple[str, str], int] = {}  # the first visited node of each set of weights
-        before = self._shapes_before(order) if late else {}
-        for node_id in order:
-            self._add(node_id, before)
-
-    def _ordered(self, edges: list[Edge], late: set[int]) -> list[int]:
-        return sorted_prefix(self._graph.nodes, [edge for edge in edges if edge.edge_id not in late] if late else edges)
-
-    def _shared_owners(self, order: Sequence[int]) -> dict[tuple[str, str], int]:
-        """Return the node that makes the module of each set of shared weights: the first live one, else the first."""
-        sharing = [(key, node_id) for node_id in order if (key := _shared_weights(self._graph.nodes[node_id]))]
-        if not sharing:
-            return {}
-        outputs = [node_id for node_id in order if self._graph.nodes[node_id].node_type is NodeType.OUTPUT]
-        live = reachable(outputs, lambda node_id: [edge.source for edge in self._incoming.get(node_id, ())])
-        owners: dict[tuple[str, str], int] = {}
-        for key, node_id in sorted(sharing, key=lambda each: each[1] not in live):
-            owners.setdefault(key, node_id)
-        return owners
-
-    def _skip(self, starts: Iterable[int]) -> None:
-        """Leave out nodes and all that depend on them, through recurrent edges, too."""
-        if not starts:
-            return
-        targets: dict[int, list[int]] = {}
-        for target, edges in self._incoming.items():
-            for edge in edges:
-                targets.setdefault(edge.source, []).append(target)
-        self._skipped |= reachable(starts, lambda node_id: targets.get(node_id, ()))
-        for node_id in self.nodes.keys() & self._skipped:
-            del self.nodes[node_id]
-
-    def _fail(self, error: NodeShapeError) -> None:
-        self.failures[error.node_id] = error
-        self._skip([error.node_id])
-
-    def _add(self, node_id: int, before: Mapping[int, TypedNode]) -> None:
-        if node_id in self._skipped:
-            return
-        edges, known = self._incoming.get(node_id, ()), self.nodes
-        late = [edge for edge in edges if edge.edge_id in self._late] if before else []
-        if late:
-            known = known | {edge.source: before[edge.source] for edge in late}
-        try:
-            node = self._visited(node_id, edges, known)
-            if before:
-                _check_late(node, late, before)
-            if (key := node.shared_weights) is not None:
-                first = self.nodes.get(self._first.get(key, node_id))
-                if first is None:
-                    self._first[key] = node_id
-                else:
-                    _check_shared(node, first)
-        except NodeShapeError as error:
-            self._fail(error)
-            return
-        self.nodes[node_id] = node
-
-    def _shapes_before(self, order: Sequence[int]) -> dict[int, TypedNode]:
-        """Return the shapes of a time step from those edges whose sources are known first, round by round."""
-        known: dict[int, TypedNode] = {}
-        while waiting := [node_id for node_id in order if node_id not in known and node_id not in self._skipped]:
-            num_before = len(known) + len(self.failures)
-            for node_id in waiting:
-                edges = self._incoming.get(node_id, ())
-                ready = [edge for edge in edges if edge.source in known]
-                if node_id not in self._skipped and _ports(ready) == _ports(edges):
-                    self._know(node_id, ready, known)
-            if len(known) + len(self.failures) > num_before:
-                continue
-            neurons = [node_id for node_id in waiting if _is_neuron(self._graph.nodes[node_id])]
-            if neurons:  # a neuron has a width of its own
-                self._know(neurons[0], (), known)
-                continue
-            message = "expected an in-edge that is not recurrent on a path from an input, got none"
-            self._fail(NodeShapeError(waiting[0], message))
-        return {node_id: node for node_id, node in known.items() if node_id not in self._skipped}
-
-    def _know(self, node_id: int, edges: Sequence[Edge], known: dict[int, TypedNode]) -> None:
-        try:
-            known[node_id] = self._visited(node_id, edges, known)
-        except NodeShapeError as error:
-            self._fail(error)
-
-    def _visited(self, node_id: int, edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> TypedNode:
-        """Return a node from its in-edges with known sources. Raises NodeShapeError for one without a shape."""
-        node = self._graph.nodes[node_id]
-        try:
-            if node.node_type is NodeType.INPUT:
-                shape = self._outside.get(node_id) or input_shape(node)
-                return TypedNode(node, Input(node.port), {}, shape, node_id)
-            if _is_neuron(node):
-                return self._neuron(node, edges, known)
-            typed = self._tensor_node(node, edges, known)
-            if typed.output.layout is Layout.TOKENS and node.activation_function not in ("linear", "identity"):
-                raise ShapeError(f"expected activation linear of {typed.output}, got {node.activation_function}")
-            return typed
-        except NodeShapeError:
-            raise
-        except ValueError as error:
-            raise NodeShapeError(node_id, str(error)) from None
-
-    def _neuron(self, node: Node, edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> TypedNode:
-        """Return a neuron: of one size of positions, features are projected per edge."""
-        if node.output_size is None:
-            raise ShapeError("expected an output_size of a node without operation, got none")
-        edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id))
-        shapes, align = [known[edge.source].output for edge in edges], node.attributes.get("align")
-        if all(shape.layout is Layout.VECTOR for shape in shapes):
-            output = target = Shape((node.output_size,), Layout.VECTOR)
-            adapters = tuple(Adapter(shape, shape) for shape in shapes)
-        else:
-            output, target = neuron_shape(shapes, node.output_size, node.activation_function), join(shapes)
-            adapters = tuple(Adapter(shape, target.with_channels(shape.channels)) for shape in shapes)
-            check_alignment(adapters, align, "layout and size of positions")
-        late = self._late.intersection(edge.edge_id for edge in edges)
-        merge = MergePlan(tuple(edges), adapters, node.aggregation, align, target, late=late)
-        labels, label = _edge_labels(edges, is_multigraph=self._is_multigraph), f"{node.node_id}"
-        if not self._typed.is_dense:  # names of parameters are identifiers there
-            labels, label = {edge_id: identifier(each) for edge_id, each in labels.items()}, identifier(label)
-        kind, attributes, nodes = aggregation(node.aggregation), node.attributes, self._graph.nodes
-        width, always = kind.message_size(attributes, node.output_size), self._typed.projection == "always"
-        ends = tuple(
-            EdgePlan(
-                edge.edge_id,
-                edge.source,
-                labels[edge.edge_id],
-                shape.channels,
-                reads_input=nodes[edge.source].node_type is NodeType.INPUT,
-                is_recurrent=edge.edge_id in late,
-                is_projected=always or shape.channels != width,
-            )
-            for edge, shape in zip(edges, shapes, strict=True)
-        )
-        accepted = kind.accepted() if attributes else ()
-        own = tuple(sorted((key, value) for key, value in attributes.items() if key in accepted))
-        plan = NeuronPlan(node.node_id, node.output_size, node.activation_function, node.aggregation, own, ends, label)
-        return TypedNode(node, plan, {INPUT_PORT: merge}, output, node.node_id)
-
-    def _tensor_node(self, node: Node, edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> TypedNode:
-        """Return a node with an operation or a subgraph."""
-        check_activation(node)
-        merges = {
-            port: _source_weight(entries, known)
-            if port == WEIGHT_PORT
-            else merged(node, entries, [known[edge.source].output for edge in entries])
-            for port, entries in by_port(edges).items()
-        }
-        if self._late and (late := self._late.intersection(edge.edge_id for edge in edges)):
-            merges = {port: replace(plan, late=late) for port, plan in merges.items()}
-        shapes = {port: plan.shape for port, plan in merges.items()}
-        attributes = node.attributes
-        if "subgraph" in attributes:
-            what, output = self._call(node, shapes)
-        else:
-            what, output = self._apply(node, shapes)
-        owner = node.node_id
-        if self._owners:
-            owner = self._owners.get(_shared_weights(node) or ("", ""), owner)
-        tied = merges[WEIGHT_PORT].edges[0].source if WEIGHT_PORT in merges else None
-        tied_to = known[tied].label if tied is not None else ""
-        has_edge_weights = attributes.get("edge_weight") is True
-        return TypedNode(node, what, merges, output, owner, self._is_multigraph, tied_to, has_edge_weights)
-
-    def _apply(self, node: Node, shapes: Mapping[str, Shape]) -> tuple[Apply, Shape]:
-        applied = read_operation(node.attributes["operation"])
-        required = applied.required_ports
-        ports = (*required, *applied.row.optional_ports)
-        if not ({*required} <= shapes.keys() <= {*ports}):
-            expected, got = ", ".join(ports), ", ".join(shapes) or "none"
-            raise ShapeError(f"{applied.name}: expected edges into the ports {expected}, got {got}")
-        try:
-            output = (at := applied.at(shapes)).output
-        except ShapeError as error:
-            raise ShapeError(f"{applied.name}: {error}") from None
-        body = applied.row.typed_body(applied.name, shapes, applied.settings, self._typed.projection)
-        return Apply(applied, at, node.attributes.get("share", ""), () if body is None else (body,)), output
-
-    def _call(self, node: Node, shapes: Mapping[str, Shape]) -> tuple[Call, Shape]:
-        """Return a subgraph and its output after all repetitions; each reads the one before at the port input."""
-        name, repeat = node.attributes["subgraph"], node.repeat
-        inner = self._graph.subgraph(name)
-        ports = inner_ports(inner)
-        if set(ports) != set(shapes):
-            raise ShapeError(f"expected edges into the ports {', '.join(ports)}, got {', '.join(shapes) or 'none'}")
-        bodies = [self._body(node, inner, name, shapes)]
-        for _ in range(repeat - 1):
-            body, output = bodies[-1], bodies[-1].output
-            if shapes.get(INPUT_PORT, output) != output:
-                shapes = {**shapes, INPUT_PORT: output}
-                body = self._body(node, inner, name, shapes, bodies[0])
-            bodies.append(body)
-        is_shared = bool(node.attributes.get("share", False))
-        entry = dict(zip(ports, bodies[0].shapes_outside, strict=True)).get(INPUT_PORT, bodies[0].output)
-        if repeat > 1 and is_shared and any(body.output != entry for body in bodies):
-            raise ShapeError(f"expected the output {entry} of a shared subgraph, got {bodies[0].output}")
-        return Call(name, tuple(bodies), is_shared), bodies[-1].output
-
-    def _body(
-        self, node: Node, inner: GraphElements, name: str, shapes: Mapping[str, Shape], first: TypedGraph | None = None
-    ) -> TypedGraph:
-        body = inner.body(name, [shapes[port] for port in inner_ports(inner)], self._typed.projection)
-        for failure in body.failures.values():
-            raise NodeShapeError(node.node_id, str(failure), "repeat_mismatch", body=first or body)
-        return body
-
-
-def _source_weight(edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> MergePlan:
-    """Return the input of the port `weight`: the weight of the source's module, not the source's output."""
-    if len(edges) != 1:
-        raise ShapeError(f"expected one edge into the port {WEIGHT_PORT}, got {len(edges)}")
-    source = known[edges[0].source]
-    if not isinstance(source.what, Apply):
-        raise ShapeError(f"expected an operation with a weight at the port {WEIGHT_PORT}, got node {edges[0].source}")
-    shape = source.what.at.weight
-    return MergePlan(tuple(edges), (Adapter(shape, shape),), "sum", "never", shape)
-
-
-def _check_late(node: TypedNode, late: Sequence[Edge], before: Mapping[int, TypedNode]) -> None:
-    """Raise NodeShapeError where recurrent in-edges change the output, or carry tokens or a tied weight."""
-    expected = before[node.node_id].output
-    if node.output != expected:
-        raise NodeShapeError(node.node_id, f"expected recurrent edges that fit {expected}, got {node.output} with them")
-    if any(before[edge.source].output.layout is Layout.TOKENS for edge in late):
-        raise NodeShapeError(node.node_id, "expected no recurrent edge from tokens, got one")
-    if any(edge.port == WEIGHT_PORT for edge in late) and WEIGHT_PORT in node.inputs:
-        raise NodeShapeError(node.node_id, f"expected no recurrent edge into the port {WEIGHT_PORT}, got one")
-
-
-def _check_shared(node: TypedNode, first: TypedNode) -> None:
-    """Raise NodeShapeError for other input shapes or another operation than the first node with these weights."""
-    kind, name = node.shared_weights or ("", "")
-    if first.operation != node.operation:
-        expected = f"expected the operation of node {first.node_id}, which shares {shown(name)}"
-        reason = f"{expected}, got {shown(thawed(node.node.attributes['operation']))}"
-        raise NodeShapeError(node.node_id, reason, "share_mismatch")
-    for port, shape in node.input_shapes.items():
-        if shape != (expected := first.input_shapes[port]):
-            message = f"expected {expected} at the port {port} of the shared {kind} {shown(name)}"
-            reason = f"{message}, as at node {first.node_id}, got {shape}"
-            raise NodeShapeError(node.node_id, reason, "share_mismatch")
-
-
-def _shared_weights(node: Node) -> tuple[str, str] | None:
-    attributes = node.attributes
-    if not attributes or not attributes.get("share", False):
-        return None
-    return ("subgraph", attributes["subgraph"]) if "subgraph" in attributes else ("operation", attributes["share"])
-
-
-def _is_neuron(node: Node) -> bool:
-    """Return whether a node names no operation: projections, scalar weights, a bias."""
-    attributes = node.attributes
-    return not ("operation" in attributes or "subgraph" in attributes or node.node_type is NodeType.INPUT)
-
-
-def _input_ids(graph: GraphElements) -> list[int]:
-    return sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT)
-
-
-def _ports(edges: Iterable[Edge]) -> set[Any]:
-    return {edge.port for edge in edges}
-
-
-def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:
-    """Return a different label for every edge into a node: its ends, or its id if several edges have these ends."""
-    if is_multigraph:
-        return {edge.edge_id: f"{edge.edge_id}" for edge in edges}
-    if len({edge.source for edge in edges}) == len(edges):
-        return {edge.edge_id: f"{edge.source}_{edge.target}" for edge in edges}
-    counts = Counter(edge.source for edge in edges)
-    more = {edge.edge_id: f"_{edge.edge_id}" if counts[edge.source] > 1 else "" for edge in edges}
-    return {edge.edge_id: f"{edge.source}_{edge.target}{more[edge.edge_id]}" for edge in edges}
 
 
 def _frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -22,11 +22,12 @@ from gflownet.graphs.element_problems import (
     unexpected_value,
     unreachable_outputs,
 )
-from gflownet.graphs.elements import DEFAULT_WEIGHT, GraphElements, Node, NodeType, is_dense
+from gflownet.graphs.elements import DEFAULT_WEIGHT, GraphElements, Node, NodeType, applied_subgraph, maps_tensors
 from gflownet.graphs.ordering import cycle_closing_edges
 from gflownet.graphs.typed import NodeShapeError, TypedGraph
+from gflownet.graphs.visit import visited
 from gflownet.operations.values import shown
-from gflownet.operations.vocabulary import TRANSLATION_SETTINGS, aggregation
+from gflownet.operations.vocabulary import TRANSLATION_SETTINGS
 
 __all__ = ["GraphProblem", "graph_problems", "typed"]
 
@@ -36,8 +37,6 @@ MAX_PARAMETERS = 2**30
 MAX_ELEMENTS = 2**30
 # Nodes of a graph, those of a subgraph once per repetition.
 MAX_EXPANDED_NODES = 100_000
-# Upper bounds for every built-in recurrent cell of width D: 8 D^2 + 1000 D weights.
-_CELL_SQUARES, _CELL_ROWS = 8, 1000
 _SIZE_CODES = ("unequal_widths", "too_many_parameters")
 
 
@@ -48,25 +47,26 @@ def graph_problems(graph: GraphElements) -> list[GraphProblem]:
     graphs are allowed: the edges of detect_cycles() are read one time step late.
     """
     known = graph.typed()
-    unreachable = [each for each in unreachable_outputs(graph) if known.is_dense or each.node_id in known.nodes]
+    unreachable = [each for each in unreachable_outputs(graph) if known.takes_columns or each.node_id in known.nodes]
     are_sizes = any(problem.code in _SIZE_CODES for problem in known.problems)
     return [*unreachable, *known.problems] if are_sizes else [*known.problems, *unreachable]
 
 
 def typed(graph: GraphElements, projection: str) -> TypedGraph:
     """Return a graph with the problems that prevent its translation, and the nodes that depend on none of them."""
-    is_vectors, broken = is_dense(graph), dict[int, set[int]]()
-    problems = [*_setting_problems(graph), *static_problems(graph, broken, is_vectors=is_vectors)]
-    is_nested = bool(graph.config.get("subgraphs"))
-    size = 0 if is_vectors else _num_expanded(graph, {}) if is_nested else len(graph.nodes)
-    known = TypedGraph(graph, projection, broken=graph.nodes if size > MAX_EXPANDED_NODES else broken[id(graph)])
+    broken: dict[int, set[int]] = {}
+    problems = [*_setting_problems(graph), *static_problems(graph, broken)]
+    is_vectors = not maps_tensors(graph)
+    size = 0 if is_vectors else _num_expanded(graph, {}) if graph.config.get("subgraphs") else len(graph.nodes)
+    known = visited(graph, projection, broken=graph.nodes if size > MAX_EXPANDED_NODES else broken[id(graph)])
     if size > MAX_EXPANDED_NODES:
         message = f"graph: expected at most {MAX_EXPANDED_NODES:,} nodes with all repetitions, got {size:,}"
         problems.append(GraphProblem("too_many_nodes", message))
     elif not is_vectors:  # neurons between vectors fit
         problems += dict.fromkeys(_shape_problems(known))
     if not problems:
-        problems += _size_problems(known) if is_vectors else _cost_problems(known)
+        problems += _width_problems(known) if is_vectors and projection == "never" else ()
+        problems += _cost_problems(known)
     known.problems = tuple(problems)
     return known
 
@@ -97,31 +97,17 @@ def _setting_problems(graph: GraphElements) -> Iterator[GraphProblem]:
             yield GraphProblem(code, f"graph: {unexpected_value(TRANSLATION_SETTINGS[key].expected, key, value)}")
 
 
-def _size_problems(known: TypedGraph) -> Iterator[GraphProblem]:
-    """Yield the problems of the widths of neurons, and one for too many parameters."""
-    graph, projection = known.graph, known.projection
-    for _, edge in sorted(graph.edges.items()) if projection == "never" else ():
-        size, expected = graph.nodes[edge.source].output_size, _message_size(graph.nodes[edge.target])
-        if edge.enabled and size != expected:
+def _width_problems(known: TypedGraph) -> Iterator[GraphProblem]:
+    """Yield the edges between unequal widths, where neurons have no projections."""
+    edges = [(edge.edge_id, edge, place, step) for step in known.neurons for place, edge in enumerate(step.edges)]
+    for _, edge, place, step in sorted(edges, key=lambda each: each[0]):
+        size, expected = step.sizes.sources[place], step.sizes.message
+        if size != expected:
             message = (
                 f"expected equal widths with projection=never, "
                 f"got {size} from node {edge.source} and {expected} at node {edge.target}"
             )
             yield at_edge(edge, "unequal_widths", message)
-    nodes = graph.nodes.values()
-    widest = max(node.output_size or 0 for node in nodes)
-    for node in nodes:
-        if node.attributes:
-            kind, width = aggregation(node.aggregation), _message_size(node)
-            widest = max(widest, width, kind.aggregated_size(node.attributes, width, 1))
-    num_terms = 2 * len(graph.edges) + (_CELL_SQUARES + 2) * len(nodes)
-    if (widest + _CELL_ROWS) ** 2 * num_terms > MAX_PARAMETERS:  # an upper bound is cheaper than the number
-        yield from _cost_problems(known)
-
-
-def _message_size(node: Node) -> int:
-    """Return the width of every message into a neuron."""
-    return aggregation(node.aggregation).message_size(node.attributes, node.output_size or 0)
 
 
 def _cost_problems(known: TypedGraph) -> Iterator[GraphProblem]:
@@ -135,16 +121,14 @@ def _cost_problems(known: TypedGraph) -> Iterator[GraphProblem]:
         yield GraphProblem("too_many_parameters", f"graph: expected at most {MAX_PARAMETERS:,} parameters, got more")
 
 
-def static_problems(
-    graph: GraphElements, broken: dict[int, set[int]], name: str = "", *, is_vectors: bool = False
-) -> list[GraphProblem]:
+def static_problems(graph: GraphElements, broken: dict[int, set[int]], name: str = "") -> list[GraphProblem]:
     """Return the problems that need no shapes, then those of the subgraphs that it applies, each checked once.
 
     `broken` is filled: the nodes whose shape is not inferred, by the id() of their graph.
     """
     if id(graph) in broken:
         return []
-    own = broken[id(graph)] = set[int]()
+    own, is_vectors = broken.setdefault(id(graph), set()), not (name or maps_tensors(graph))
     problems = [*end_problems(graph, is_subgraph=bool(name))]
     if name and "translation" in graph.config:
         message = "graph: expected translation settings of the whole graph, got settings of a subgraph"
@@ -157,18 +141,11 @@ def static_problems(
         own |= _touched(graph, problem)
     problems = [_within(problem, name) for problem in problems]
     for node_id, node in sorted(graph.nodes.items()) if not is_vectors else ():
-        if "subgraph" in node.attributes and (inner := _subgraph(graph, node)) is not None:
-            problems += static_problems(inner, broken, node.attributes["subgraph"])
+        if (inner := applied_subgraph(graph, node)) is not None:
+            problems += static_problems(inner, broken, node.subgraph)
             if broken[id(inner)]:
                 own.add(node_id)
     return problems
-
-
-def _subgraph(graph: GraphElements, node: Node) -> GraphElements | None:
-    try:
-        return graph.subgraph(node.attributes["subgraph"])
-    except ValueError:
-        return None
 
 
 def _graph_edge_problems(graph: GraphElements, *, is_vectors: bool) -> Iterator[GraphProblem]:
@@ -218,10 +195,5 @@ def _num_expanded(graph: GraphElements, counts: dict[int, int]) -> int:
 
 
 def _num_applied(graph: GraphElements, node: Node, counts: dict[int, int]) -> int:
-    if "subgraph" not in node.attributes:
-        return 0
-    repeat = node.repeat
-    inner = _subgraph(graph, node)
-    if inner is None:
-        return 0
-    return (repeat if REPEAT.accepts(repeat) else 1) * _num_expanded(inner, counts)
+    inner = applied_subgraph(graph, node)
+    return 0 if inner is None else (node.repeat if REPEAT.accepts(node.repeat) else 1) * _num_expanded(inner, counts)

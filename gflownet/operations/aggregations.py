@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any, ClassVar
 
-from gflownet.operations.neuron_code import Aggregate, CodeAggregation, NodeEmitter, group
+from gflownet.operations.code import group
+from gflownet.operations.neuron import Aggregate, CodeAggregation, NeuronCode
 from gflownet.operations.vocabulary import (
     BOOL,
     EPSILON,
@@ -31,9 +32,9 @@ class Sum(CodeAggregation):
     """sum_j X_j."""
 
     @classmethod
-    def emit(cls, emitter: NodeEmitter) -> Aggregate:
-        has_bias = not emitter.node.has_post
-        lines, total = emitter.weighted_sum(emitter.per_edge("weight"), emitter.bias if has_bias else "")
+    def emit(cls, code: NeuronCode) -> Aggregate:
+        has_bias = not code.sizes.has_post
+        lines, total = code.weighted_sum(code.per_edge("weight"), code.bias if has_bias else "")
         return Aggregate(lines, total, has_bias)
 
 
@@ -41,17 +42,17 @@ class Mean(CodeAggregation):
     """1/J sum_j X_j."""
 
     @classmethod
-    def emit(cls, emitter: NodeEmitter) -> Aggregate:
-        count = len(emitter.node.edges)
+    def emit(cls, code: NeuronCode) -> Aggregate:
+        count = len(code.sources)
         if count == 1:
-            return Sum.emit(emitter)
-        lines, total = emitter.weighted_sum(emitter.per_edge("weight"), "")
-        if emitter.node.has_post:
+            return Sum.emit(code)
+        lines, total = code.weighted_sum(code.per_edge("weight"), "")
+        if code.sizes.has_post:
             return Aggregate(lines, f"{total} * {1 / count!r}")
-        return Aggregate(lines, f"torch.add({emitter.bias}, {total}, alpha={1 / count!r})", has_bias=True)
+        return Aggregate(lines, f"torch.add({code.bias}, {total}, alpha={1 / count!r})", has_bias=True)
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return max(num_edges, 1) * message_size
 
 
@@ -62,9 +63,9 @@ class Extremum(CodeAggregation):
     difference: ClassVar[str]  # of {a} and {b}: positive where {a} is the extremum
 
     @classmethod
-    def emit(cls, emitter: NodeEmitter) -> Aggregate:
-        total, *later = emitter.messages()
-        lines, best = [], emitter.name("best")
+    def emit(cls, code: NeuronCode) -> Aggregate:
+        total, *later = code.messages()
+        lines, best = [], code.name("best")
         # One statement per message: Python parses no more than some hundred nested calls.
         for message in later:
             lines.append(f"{best} = {cls.function}({total}, {message})")
@@ -90,16 +91,16 @@ class Concat(CodeAggregation):
     is_order_sensitive = True
 
     @classmethod
-    def aggregated_size(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def aggregated_size(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return num_edges * message_size
 
     @classmethod
-    def emit(cls, emitter: NodeEmitter) -> Aggregate:
-        messages = emitter.messages()
+    def emit(cls, code: NeuronCode) -> Aggregate:
+        messages = code.messages()
         return Aggregate([], messages[0] if len(messages) == 1 else f"torch.cat({group(messages)}, dim=-1)")
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return 0
 
 
@@ -109,38 +110,38 @@ class _AnyAttention(CodeAggregation):
     heads: ClassVar[str] = ""  # the attribute that sets H; empty: one query [d]
 
     @classmethod
-    def message_size(cls, attributes: Mapping[str, Any], output_size: int) -> int:
-        return attributes.get("head_dim", output_size)
+    def message_size(cls, options: Mapping[str, Any], output_size: int) -> int:
+        return options.get("head_dim", output_size)
 
     @classmethod
-    def num_heads(cls, attributes: Mapping[str, Any]) -> int:
+    def num_heads(cls, options: Mapping[str, Any]) -> int:
         """Return H."""
-        return attributes.get(cls.heads, 1)
+        return options.get(cls.heads, 1)
 
     @classmethod
-    def query_shape(cls, attributes: Mapping[str, Any], message_size: int) -> tuple[int, ...]:
-        return (cls.num_heads(attributes), message_size) if cls.heads else (message_size,)
+    def query_shape(cls, options: Mapping[str, Any], message_size: int) -> tuple[int, ...]:
+        return (cls.num_heads(options), message_size) if cls.heads else (message_size,)
 
     @classmethod
-    def aggregated_size(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
-        return cls.num_heads(attributes) * message_size
+    def aggregated_size(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return cls.num_heads(options) * message_size
 
     @classmethod
-    def multiply_adds(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
-        return 2 * cls.num_heads(attributes) * num_edges * message_size  # scores, then the mix
+    def multiply_adds(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return 2 * cls.num_heads(options) * num_edges * message_size  # scores, then the mix
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
-        return 3 * cls.num_heads(attributes) * num_edges  # softmax: exp, sum, division
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return 3 * cls.num_heads(options) * num_edges  # softmax: exp, sum, division
 
     @classmethod
-    def emit(cls, emitter: NodeEmitter) -> Aggregate:
-        node, messages, mix = emitter.node, emitter.name("messages"), emitter.name("mix")
-        scale = 1.0 / (sqrt(node.message_size) * node.attributes.get("temperature", 1.0))
-        query = f"{emitter.dialect.parameter(f'q_{node.label}')} * {scale!r}"
+    def emit(cls, code: NeuronCode) -> Aggregate:
+        messages, mix = code.name("messages"), code.name("mix")
+        scale = 1.0 / (sqrt(code.sizes.message) * code.options.get("temperature", 1.0))
+        query = f"{code.dialect.parameter(code.node.named('q'))} * {scale!r}"
         # Not by a vector: onnxruntime refuses such a product of an empty batch.
         scores = f"{messages} @ ({query}).t()" if cls.heads else f"({messages} @ ({query}).unsqueeze(1)).squeeze(2)"
-        lines = [emitter.stacked(), *_softmax(emitter, scores), *_dropout(emitter)]
+        lines = [code.stacked(), *_softmax(code, scores), *_dropout(code)]
         if cls.heads:
             return Aggregate(lines, f"({mix}.transpose(1, 2) @ {messages}).flatten(1)")
         return Aggregate(lines, f"({mix}.unsqueeze(1) @ {messages}).squeeze(1)")
@@ -166,12 +167,12 @@ class AttentionPool(_AnyAttention):
     attributes = _ATTENTION | {"pool_heads": POSITIVE_INT}
 
 
-def _softmax(emitter: NodeEmitter, scores: str) -> list[str]:
+def _softmax(code: NeuronCode, scores: str) -> list[str]:
     """Softmax over the inputs, dim 1; attn_eps is added to the sum that divides."""
-    mix, epsilon = emitter.name("mix"), emitter.node.attributes.get("attn_eps", 0.0)
+    mix, epsilon = code.name("mix"), code.options.get("attn_eps", 0.0)
     if not epsilon:
         return [f"{mix} = torch.softmax({scores}, dim=1)"]
-    score = emitter.name("score")
+    score = code.name("score")
     return [
         f"{score} = {scores}",
         f"{mix} = torch.exp({score} - {score}.amax(dim=1, keepdim=True))",
@@ -179,9 +180,9 @@ def _softmax(emitter: NodeEmitter, scores: str) -> list[str]:
     ]
 
 
-def _dropout(emitter: NodeEmitter) -> list[str]:
-    p = emitter.node.attributes.get("dropout_p", 0.0)
-    return [f"{emitter.name('mix')} = F.dropout({emitter.name('mix')}, {p!r}, self.training)"] if p else []
+def _dropout(code: NeuronCode) -> list[str]:
+    p = code.options.get("dropout_p", 0.0)
+    return [f"{code.name('mix')} = F.dropout({code.name('mix')}, {p!r}, self.training)"] if p else []
 
 
 class TopKWeightedSum(CodeAggregation):
@@ -191,55 +192,55 @@ class TopKWeightedSum(CodeAggregation):
     attributes = _MIXTURE | {"top_k": OPTIONAL_POSITIVE_INT, "temperature": TEMPERATURE}
 
     @classmethod
-    def multiply_adds(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
-        return min(attributes.get("top_k") or num_edges, num_edges) * message_size
+    def multiply_adds(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return min(options.get("top_k") or num_edges, num_edges) * message_size
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return 3 * num_edges
 
     @classmethod
-    def emit(cls, emitter: NodeEmitter) -> Aggregate:
-        node, messages, mix, score = emitter.node, *map(emitter.name, ("messages", "mix", "score"))
-        temperature = node.attributes.get("temperature", 1.0)
+    def emit(cls, code: NeuronCode) -> Aggregate:
+        messages, mix, score = map(code.name, ("messages", "mix", "score"))
+        temperature = code.options.get("temperature", 1.0)
         scaled = f" * {1 / temperature!r}" if temperature != 1 else ""
-        lines = [emitter.stacked(), f"{score} = {messages}.mean(dim=2){scaled}"]
-        top_k = node.attributes.get("top_k")
-        if top_k is None or top_k >= len(node.edges):
+        lines = [code.stacked(), f"{score} = {messages}.mean(dim=2){scaled}"]
+        top_k = code.options.get("top_k")
+        if top_k is None or top_k >= len(code.sources):
             lines.append(f"{mix} = torch.softmax({score}, dim=1)")
         else:
-            top = emitter.name("top")
+            top = code.name("top")
             # A stable order: ties go to the earlier input, which torch.topk does not promise.
             lines.append(f"{top} = {score}.argsort(dim=1, descending=True, stable=True)[:, :{top_k}]")
-            if node.attributes.get("normalize", True):
+            if code.options.get("normalize", True):
                 lines.append(f"{mix} = torch.softmax({score}.gather(1, {top}), dim=1)")
             else:
                 lines.append(f"{mix} = torch.softmax({score}, dim=1).gather(1, {top})")
-            index = f"{top}.unsqueeze(2).expand(-1, -1, {node.message_size})"
+            index = f"{top}.unsqueeze(2).expand(-1, -1, {code.sizes.message})"
             lines.append(f"{messages} = {messages}.gather(1, {index})")
-        return Aggregate([*lines, *_dropout(emitter)], f"({mix}.unsqueeze(1) @ {messages}).squeeze(1)")
+        return Aggregate([*lines, *_dropout(code)], f"({mix}.unsqueeze(1) @ {messages}).squeeze(1)")
 
 
 class _Mixture(CodeAggregation):
     """sum_j mix_j X_j for mixing weights [J] that are computed from one learned number per in-edge."""
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         return (max(num_edges - 1, 0) + num_edges) * message_size
 
     @classmethod
-    def mixed(cls, emitter: NodeEmitter, lines: list[str]) -> Aggregate:
+    def mixed(cls, code: NeuronCode, lines: list[str]) -> Aggregate:
         """Return sum_j mix_j X_j for mixing weights [J] shared by all rows of the batch, from their statements."""
-        node, mix = emitter.node, emitter.name("mix")
-        if node.attributes.get("dropout_p"):
+        mix = code.name("mix")
+        if code.options.get("dropout_p"):
             # Dropout draws per row of the batch, so the weights become [B, J].
-            lines += [emitter.stacked(), f"{mix} = {mix}.expand(x.shape[0], -1)", *_dropout(emitter)]
-            return Aggregate(lines, f"({mix}.unsqueeze(1) @ {emitter.name('messages')}).squeeze(1)")
-        factors = [f"{emitter.name('factor')}_{position}" for position in range(len(node.edges))]
-        weights = f"torch.stack({group(emitter.per_edge('weight'))})"
+            lines += [code.stacked(), f"{mix} = {mix}.expand({code.rows}, -1)", *_dropout(code)]
+            return Aggregate(lines, f"({mix}.unsqueeze(1) @ {code.name('messages')}).squeeze(1)")
+        factors = [f"{code.name('factor')}_{position}" for position in range(len(code.sources))]
+        weights = f"torch.stack({group(code.per_edge('weight'))})"
         lines.append(f"{', '.join(factors)}, = ({mix} * {weights}).unbind()")
-        has_bias = not node.has_post
-        more, total = emitter.weighted_sum(factors, emitter.bias if has_bias else "")
+        has_bias = not code.sizes.has_post
+        more, total = code.weighted_sum(factors, code.bias if has_bias else "")
         return Aggregate([*lines, *more], total, has_bias)
 
 
@@ -255,23 +256,23 @@ class MixtureOfExperts(_Mixture):
     }
 
     @classmethod
-    def emit(cls, emitter: NodeEmitter) -> Aggregate:
-        attributes, mix, router = emitter.node.attributes, emitter.name("mix"), emitter.name("router")
-        temperature = attributes.get("router_temperature", 1.0)
+    def emit(cls, code: NeuronCode) -> Aggregate:
+        options, mix, router = code.options, code.name("mix"), code.name("router")
+        temperature = options.get("router_temperature", 1.0)
         scaled = f" * {1 / temperature!r}" if temperature != 1 else ""
-        lines = [f"{router} = torch.stack({group(emitter.per_edge('router'))}){scaled}"]
-        top_k = attributes.get("top_k") or 1
-        if attributes.get("router_type", "softmax") == "softmax" or top_k >= len(emitter.node.edges):
+        lines = [f"{router} = torch.stack({group(code.per_edge('router'))}){scaled}"]
+        top_k = options.get("top_k") or 1
+        if options.get("router_type", "softmax") == "softmax" or top_k >= len(code.sources):
             lines.append(f"{mix} = torch.softmax({router}, dim=0)")
         else:
-            top = emitter.name("top")
+            top = code.name("top")
             lines.append(f"{top} = {router}.argsort(descending=True, stable=True)[:{top_k}]")
-            if attributes.get("normalize", True):
+            if options.get("normalize", True):
                 weights = f"torch.softmax({router}[{top}], dim=0)"
             else:
                 weights = f"torch.softmax({router}, dim=0)[{top}]"
             lines.append(f"{mix} = torch.zeros_like({router}).scatter(0, {top}, {weights})")
-        return cls.mixed(emitter, lines)
+        return cls.mixed(code, lines)
 
 
 class GatedSum(_Mixture):
@@ -281,9 +282,9 @@ class GatedSum(_Mixture):
     attributes = _MIXTURE
 
     @classmethod
-    def emit(cls, emitter: NodeEmitter) -> Aggregate:
-        mix = emitter.name("mix")
-        lines = [f"{mix} = torch.sigmoid(torch.stack({group(emitter.per_edge('gate'))}))"]
-        if emitter.node.attributes.get("normalize", False):
+    def emit(cls, code: NeuronCode) -> Aggregate:
+        mix = code.name("mix")
+        lines = [f"{mix} = torch.sigmoid(torch.stack({group(code.per_edge('gate'))}))"]
+        if code.options.get("normalize", False):
             lines.append(f"{mix} = {mix} / {mix}.sum()")
-        return cls.mixed(emitter, lines)
+        return cls.mixed(code, lines)

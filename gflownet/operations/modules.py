@@ -14,7 +14,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from gflownet.operations.neuron_code import outside_name
+from gflownet.operations.code import outside_name
 from gflownet.operations.operation import Operation, Setting, category_of
 from gflownet.operations.signatures import (
     Form,

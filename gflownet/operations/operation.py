@@ -6,7 +6,7 @@ attributes and methods derive validation, the search space, generated code, cost
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.errors import did_you_mean
+from gflownet.operations.parameters import ParameterPlan
 from gflownet.operations.tensor_shape import FLOATS, Layout, Shape, ShapeError
 from gflownet.operations.values import SCALARS, hashable, shown, thawed
 from gflownet.operations.vocabulary import Parameter
@@ -192,6 +193,21 @@ class Operation:
         None: `cost_of` counts them on tensors without memory.
         """
         return None if cls.has_products else 0
+
+    @classmethod
+    def parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Iterable[ParameterPlan]:
+        """Yield the parameters besides those of a module; names are completed by the id of the node or in-edge."""
+        return ()
+
+    @classmethod
+    def sizes(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Any:
+        """Return the widths inside of a neuron; None of others."""
+        return None
+
+    @classmethod
+    def statements(cls, code: Any) -> list[str]:
+        """Return the statements from the values at the ports to the variable of the node, from its NodeCode."""
+        return code.called()
 
     @classmethod
     def typed_body(cls, name: str, inputs: Mapping[str, Shape], settings: Mapping[str, Any], projection: str) -> Any:

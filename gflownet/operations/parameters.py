@@ -29,7 +29,7 @@ class ParameterPlan:
     shape: tuple[int, ...]
     initial: Initial
     bound: float = 0.0
-    owner: int = 0  # the node of a BIAS, the edge of a WEIGHT
+    owner: int | None = None  # of an operation: the place of the in-edge; of a model: the id of the node or in-edge
 
     @cached_property
     def module(self) -> str:
@@ -42,8 +42,8 @@ class ParameterPlan:
         return self.name.rpartition(".")[2]
 
 
-def linear_parameter(name: str, in_features: int, out_features: int) -> ParameterPlan:
+def linear_parameter(name: str, in_features: int, out_features: int, *, owner: int | None = None) -> ParameterPlan:
     """The weight of an nn.Linear without bias."""
     # nn.Linear's default, kaiming_uniform_(a=sqrt(5)), factor by factor so that the draws are bit-identical.
     bound = sqrt(3.0) * (sqrt(2.0 / (1 + sqrt(5) ** 2)) / sqrt(in_features))
-    return ParameterPlan(f"{name}.weight", (out_features, in_features), Initial.UNIFORM, bound)
+    return ParameterPlan(f"{name}.weight", (out_features, in_features), Initial.UNIFORM, bound, owner)

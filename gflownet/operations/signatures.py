@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import takewhile
 from typing import Any, get_overloads, get_type_hints
 
-from gflownet.operations.neuron_code import outside_name
+from gflownet.operations.code import outside_name
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Setting, is_port
 from gflownet.operations.values import hashable, is_finite, texts_in
 from gflownet.operations.vocabulary import Parameter

@@ -122,7 +122,7 @@ class Aggregation:
     a class, never as an instance.
     """
 
-    attributes: ClassVar[Mapping[str, Parameter]] = MappingProxyType({})  # node attributes: keywords of forward
+    attributes: ClassVar[Mapping[str, Parameter]] = MappingProxyType({})  # a node's options: keywords of forward
     is_order_sensitive: ClassVar[bool] = False  # whether the result depends on the order of the in-edges
     edge_parameter: ClassVar[str] = ""  # name of one learned 0-d number per in-edge, first value 0: a keyword [J]
 
@@ -141,27 +141,27 @@ class Aggregation:
         return {"post_projection": BOOL, **cls.attributes}
 
     @classmethod
-    def message_size(cls, attributes: Mapping[str, Any], output_size: int) -> int:
+    def message_size(cls, options: Mapping[str, Any], output_size: int) -> int:
         """Return d."""
         return output_size
 
     @classmethod
-    def query_shape(cls, attributes: Mapping[str, Any], message_size: int) -> tuple[int, ...]:
+    def query_shape(cls, options: Mapping[str, Any], message_size: int) -> tuple[int, ...]:
         """Return the shape of the node's learned query, empty for none."""
         return ()
 
     @classmethod
-    def aggregated_size(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def aggregated_size(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         """Return the width of the result."""
         return message_size
 
     @classmethod
-    def multiply_adds(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def multiply_adds(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         """Return the multiply-adds of matrix products for one row."""
         return 0
 
     @classmethod
-    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+    def elementwise_flops(cls, options: Mapping[str, Any], message_size: int, num_edges: int) -> int:
         """Return the elementwise operations for one row."""
         return max(num_edges - 1, 0) * message_size
 

@@ -111,13 +111,13 @@ class CellLayer(SequenceLayer):
     def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the outputs [R, T, W] and the last state [R, S], see `SequenceLayer`."""
         state = x.new_zeros(len(x), self.state_width) if state is None else state
-        y, is_dense = self.norm(x), self.cell.plan.is_dense
+        y, is_vector = self.norm(x), self.cell.plan.takes_columns
         if not self.slots:
             positions = y.flatten(0, 1)
-            return x + self.cell(positions if is_dense else positions.unsqueeze(1)).view_as(x), state
+            return x + self.cell(positions if is_vector else positions.unsqueeze(1)).view_as(x), state
         parts = zip(self.slots, state.split([slot.size for slot in self.slots], -1), strict=True)
         tensors = tuple(part.unflatten(1, slot.shape) for slot, part in parts)
-        y, last = (self.cell.steps if is_dense else self.cell.step)(y, tensors)
+        y, last = (self.cell.steps if is_vector else self.cell.step)(y, tensors)
         return x + y, torch.cat([each.flatten(1) for each in last], -1)
 
 

@@ -7,7 +7,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import sha256
 from threading import Lock
 from typing import Any
@@ -19,10 +18,11 @@ from torch.fx import Proxy
 
 from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations import layers, sequences
-from gflownet.operations.neuron_code import FAST, Dialect, outside_name, outside_value
+from gflownet.operations.code import FAST, Dialect, outside_name, outside_value
+from gflownet.operations.neuron import scales_matrix
 from gflownet.operations.tensor_shape import Layout
-from gflownet.operations.vocabulary import activation, aggregation
-from gflownet.translation.code import ClassWriter, class_name, has_own_build, method_text, own_build_name
+from gflownet.operations.vocabulary import activation
+from gflownet.translation.code import ClassWriter, class_name, method_text
 
 # Matrices of one size that are scaled together: with fewer, products one by one are as fast.
 MIN_STACKED = 8
@@ -108,9 +108,7 @@ def generated_class(base: type[nn.Module], plan: TypedGraph, bodies: Mapping[Any
     filename = f"<gflownet {name}>"
     methods: dict[str, Any] = {}
     inner = {class_names[key]: each for key, each in bodies.items()}
-    exec(
-        compile(source, filename, "exec"), {**_NAMES, "Base": base, **inner, **dict(_outside_functions(plan))}, methods
-    )
+    exec(compile(source, filename, "exec"), {**_NAMES, "Base": base, **inner, **dict(outside_functions(plan))}, methods)
     read = frozenset(each.name for step in plan.live_steps for each in step.parameters if not each.module)
     generated = type(name, (base,), {"plan": plan, "names": read, "__module__": base.__module__, **methods})
     # Source lines for tracebacks, debuggers and torch.compile while the class exists.
@@ -123,17 +121,18 @@ def generated_class(base: type[nn.Module], plan: TypedGraph, bodies: Mapping[Any
 class _FastWriter(ClassWriter):
     """Code of a class in memory: parameters are added from the plan, with values by their place."""
 
-    def stacked_matrices(self) -> list[list[str]]:
-        groups: dict[tuple[int, int], list[str]] = {}
-        for neuron in self.plan.live_neurons if self.plan.is_dense else ():
-            if not neuron.aggregation_class.edge_parameter:
-                for edge in neuron.edges:
-                    if edge.is_projected and neuron.scales_matrix(edge):
-                        groups.setdefault((neuron.message_size, edge.source_size), []).append(edge.label)
-        return [labels for labels in groups.values() if len(labels) >= MIN_STACKED]
+    def stacked_matrices(self) -> list[list[tuple[str, str]]]:
+        groups: dict[tuple[int, int], list[tuple[str, str]]] = {}
+        for step in self.plan.live_neurons:
+            sizes = step.sizes
+            for place, edge in enumerate(step.edges) if not sizes.aggregation.edge_parameter else ():
+                if sizes.projected[place] and scales_matrix(step, place):
+                    names = step.named("proj", edge), step.named("weight", edge)
+                    groups.setdefault((sizes.message, sizes.sources[place]), []).append(names)
+        return [pairs for pairs in groups.values() if len(pairs) >= MIN_STACKED]
 
     def added(self, steps: Sequence[TypedNode]) -> list[str]:
-        if self.plan.is_dense:
+        if self.plan.takes_columns:
             return ["add_parameters(self, self.plan.parameters, values, device=device, dtype=dtype)"]
         places = {step.node_id: place for place, step in enumerate(self.plan.steps)}
         return [f"add_parameters(self, self.plan.steps[{places[step.node_id]}].parameters, values)" for step in steps]
@@ -183,19 +182,14 @@ class _FastWriter(ClassWriter):
                 yield f"{name} = {name}.long()"  # nn.Embedding takes no int16 or uint8
 
 
-def _outside_functions(plan: TypedGraph) -> Iterator[tuple[str, Any]]:
+def outside_functions(plan: TypedGraph) -> Iterator[tuple[str, Any]]:
     """Yield the user's classes and constructors by their names in generated code."""
     for step in plan.steps:
         node, applied = step.node, step.operation
         if ":" in node.activation_function:
             yield outside_name(node.activation_function), outside_value(activation(node.activation_function))
-        if step.neuron is not None and ":" in step.neuron.aggregation:
-            yield outside_name(step.neuron.aggregation), aggregation(step.neuron.aggregation)
-        if applied is not None and not step.bodies:
+        if step.is_neuron:
+            if ":" in node.aggregation:
+                yield outside_name(node.aggregation), step.sizes.aggregation
+        elif applied is not None and not step.bodies:
             yield from applied.row.outside_classes(applied.settings).items()
-            if has_own_build(applied.row):
-                yield own_build_name(step), partial(_built, step.input_shapes, applied)
-
-
-def _built(inputs: Mapping[str, Any], applied: Any) -> nn.Module:
-    return applied.row.build(inputs, applied.settings)

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from keyword import iskeyword
 
-from gflownet.graphs.operation_shapes import MergePlan
+from gflownet.graphs.merges import MergePlan
 from gflownet.graphs.typed import Apply, StateSlot, TypedGraph, TypedNode
-from gflownet.operations.activations import CodeActivation
-from gflownet.operations.neuron import EdgePlan, NeuronPlan
-from gflownet.operations.neuron_code import (
-    Dialect,
-    NodeEmitter,
-    group,
-    identifier,
-    node_lines,
-    outside_activation,
-    read_value,
-    slot_name,
-    variable,
-)
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Category, Operation
+from gflownet.operations.code import Dialect, NodeCode, aligned, group, padded, slot_name, variable
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, is_inherited
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Adapter, Layout, Shape
-from gflownet.operations.vocabulary import activation
 
-_OVER_POSITIONS = re.compile(r"\{input\}(\.mT)?\.(mean|a(max))\(dim=\(\d,\)\)")
 _ELEMENTWISE = {"sum": "{a} + {b}", "mean": "{a} + {b}", "product": "{a} * {b}"}
 _ELEMENTWISE |= {"max": "torch.maximum({a}, {b})", "min": "torch.minimum({a}, {b})"}
-
-
-def has_own_build(row: type[Operation]) -> bool:
-    """Return whether a row makes its module by a method, not by an expression."""
-    return getattr(row.build, "__func__", None) is not Operation.build.__func__
 
 
 def class_name(plan: TypedGraph) -> str:
@@ -41,11 +24,6 @@ def class_name(plan: TypedGraph) -> str:
     words = re.findall(r"[A-Za-z0-9]+", plan.name)
     name = "".join(word[0].upper() + word[1:] for word in words) or "TranslatedModel"
     return name if name.isidentifier() and not iskeyword(name) else f"Block{name}"
-
-
-def own_build_name(step: TypedNode) -> str:
-    """The function that makes the module of a row with its own `build`, in generated code."""
-    return f"build_{step.label}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +36,7 @@ class ClassWriter:
 
     def initial_lines(self) -> list[str]:
         """The statements of __init__ after super().__init__(): modules and parameters in the order of computation."""
-        if self.plan.is_dense:
+        if self.plan.takes_columns:
             return self.added(self.plan.steps)
         return [line for step in self.plan.steps for line in self._initial(step)]
 
@@ -74,7 +52,11 @@ class ClassWriter:
     def body_lines(self) -> list[str]:
         """The statements of a time step from the arguments and `state`, with memory format and autocast of a plan."""
         plan, arguments, lines = self.plan, self.arguments(), self.step_lines()
-        images = [name for name, shape in plan.arguments if plan.channels_last and shape.layout is Layout.IMAGE]
+        images = [
+            name
+            for name, shape in plan.arguments
+            if plan.memory_format == "channels_last" and shape.layout is Layout.IMAGE
+        ]
         head = [f"{name} = {name}.contiguous(memory_format=torch.channels_last)" for name in images]
         if plan.autocast:  # `y` is float32
             is_float = [shape.layout is not Layout.TOKENS for _, shape in plan.outputs]
@@ -95,19 +77,18 @@ class ClassWriter:
 
         For plans without recurrent edges: each node computes all time steps before the next node.
         """
-        lines = replace(self, dialect=replace(self.dialect, is_sequence=True))._computed_lines()
-        return [*lines, f"state = {group([_last_state(slot) for slot in self.plan.slots])}"]
+        return replace(self, dialect=replace(self.dialect, is_sequence=True)).step_lines()
 
     def _computed_lines(self) -> list[str]:
         """The statements from the arguments to `y`."""
         groups = self.stacked_matrices()
         scaled = {
-            label: f"M{place}_{index}" for place, labels in enumerate(groups) for index, label in enumerate(labels)
+            layer: f"M{place}_{index}" for place, each in enumerate(groups) for index, (layer, _) in enumerate(each)
         }
-        writer = replace(self, dialect=replace(self.dialect, scaled=scaled)) if scaled else self
-        lines = [*(self._column_lines() if self.plan.is_dense else ())]
+        writer = replace(self, dialect=replace(self.dialect, scaled=scaled, argument=self.arguments()[0]))
+        lines = [*(self._column_lines() if self.plan.takes_columns else ())]
         lines += [f"mask = {self.arguments()[0]}[:, -1:]"] if self.dialect.is_padded and not self.plan.name else []
-        lines += [self._stacked_line(place, labels) for place, labels in enumerate(groups)]
+        lines += [self._stacked_line(place, each) for place, each in enumerate(groups)]
         lines += [line for step in self.plan.live_steps for line in writer._computed(step)]
         outputs = [variable(node_id) for node_id, _ in self.plan.outputs]
         if len(outputs) == 1:
@@ -115,15 +96,15 @@ class ClassWriter:
         joined = f"({', '.join(outputs)})"
         return [*lines, f"y = torch.cat({joined}, dim=-1)" if self.plan.is_concatenated else f"y = {joined}"]
 
-    def stacked_matrices(self) -> list[list[str]]:
-        """Return the labels of edges whose matrices, of one size, are scaled by their weights in one product."""
+    def stacked_matrices(self) -> list[list[tuple[str, str]]]:
+        """Return layer and weight of edges whose matrices, of one size, are scaled by their weights in one product."""
         return []
 
-    def _stacked_line(self, place: int, labels: Sequence[str]) -> str:
+    def _stacked_line(self, place: int, pairs: Sequence[tuple[str, str]]) -> str:
         """The statement that scales the matrices of a group."""
-        names = ", ".join(f"M{place}_{index}" for index in range(len(labels)))
-        layers = ", ".join(self.dialect.module(f"proj_{label}") for label in labels)
-        weights = ", ".join(self.dialect.parameter(f"weight_{label}") for label in labels)
+        names = ", ".join(f"M{place}_{index}" for index in range(len(pairs)))
+        layers = ", ".join(self.dialect.module(layer) for layer, _ in pairs)
+        weights = ", ".join(self.dialect.parameter(weight) for _, weight in pairs)
         return f"{names} = scaled_matrices(({layers}), ({weights}))"
 
     def _column_lines(self) -> list[str]:
@@ -131,26 +112,21 @@ class ClassWriter:
         plans = [plan for step in self.plan.live_steps for plan in step.inputs.values()]
         read = {edge.source for plan in plans for edge in plan.edges}  # a recurrent edge reads it later
         read.update(node_id for node_id, _ in self.plan.outputs)
-        if len(self.plan.inputs) == 1:
-            (node_id,) = (node_id for _, node_id, _ in self.plan.inputs)
-            return [f"{variable(node_id)} = x"] if node_id in read else []
-        lines, start = [], 0
-        for _, node_id, shape in self.plan.inputs:
-            if node_id in read:
-                lines.append(f"{variable(node_id)} = x[..., {start}:{start + shape.channels}]")
-            start += shape.channels
-        return lines
+        texts = columns("x[..., {}]", [(node_id, shape) for _, node_id, shape in self.plan.inputs])
+        return [f"{variable(node_id)} = {text}" for node_id, text in texts.items() if node_id in read]
 
     def _new_state(self, slot: StateSlot) -> str:
         """The expression of a slot after a time step."""
         if slot.kind == "token":
             return f"torch.ones_like({slot_name('token', slot.node_id)})"
-        is_neuron = any(neuron.node_id == slot.node_id for neuron in self.plan.live_neurons)
+        is_neuron = self.plan.nodes[slot.node_id].is_neuron
         if slot.kind != "output" and not (slot.kind == "hidden" and is_neuron):
             return slot_name(f"new_{slot.kind}", slot.node_id)
         # The caller may overwrite its input or the output: the state must not share their memory.
+        if self.dialect.is_sequence:
+            return f"torch.clone({variable(slot.node_id)}[-batch:])"
         outputs, inputs = [node for node, _ in self.plan.outputs], [node for _, node, _ in self.plan.inputs]
-        is_shared = not self.plan.is_dense or [slot.node_id] == outputs or slot.node_id in inputs
+        is_shared = not self.plan.takes_columns or [slot.node_id] == outputs or slot.node_id in inputs
         return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)
 
     def arguments(self) -> list[str]:
@@ -160,16 +136,14 @@ class ClassWriter:
 
     def own_build(self, step: TypedNode) -> str:
         """The expression that makes the module of a row with its own `build`."""
-        return f"{own_build_name(step)}()"
+        return f"self.plan.nodes[{step.node_id}].what.at.build()"
 
     def _initial(self, step: TypedNode) -> list[str]:
-        if step.neuron is not None:
-            return self.added([step])
         lines = []
         for merge in step.inputs.values():
             for edge, adapter in zip(merge.edges, merge.adapters, strict=True):
                 if adapter.changes_channels and merge.is_learned:
-                    lines.append(f"self.adapt_{step.edge_labels[edge.edge_id]} = {_projection(adapter)}")
+                    lines.append(f"self.{step.named('adapt', edge)} = {_projection(adapter)}")
         return [*(self.added([step]) if step.parameters else ()), *lines, *self._module(step)]
 
     def _module(self, step: TypedNode) -> list[str]:
@@ -183,47 +157,24 @@ class ClassWriter:
                 return [f"self.{step.label} = nn.ModuleList([{calls[0]} for _ in range({len(calls)})])"]
             return [f"self.{step.label} = nn.ModuleList([{', '.join(calls)}])"]
         assert isinstance(step.what, Apply)
-        if has_own_build(step.what.operation.row):
+        if not is_inherited(step.what.operation.row, "build"):
             return [f"self.{step.label} = {self.own_build(step)}"]
         expression = step.what.at.constructor
         return [f"self.{step.label} = {expression}"] if expression else []
 
     def _computed(self, step: TypedNode) -> list[str]:
-        if step.neuron is not None:
-            return self._neuron_lines(step, step.neuron)
         lines: list[str] = []
         values = {}
         for port, merge in step.inputs.items():
             if port == WEIGHT_PORT and step.tied_to:
-                values[port] = self.dialect.weight(step.tied_to)
+                values[port] = f"{self.dialect.module(step.tied_to)}.weight"
             else:
                 more, values[port] = self._merged(step, port, merge)
                 lines += more
-        result = variable(step.node_id)
-        if step.bodies:
-            return [*lines, *self._repeated(step, values), *self._activated(step, result)]
-        assert isinstance(step.what, Apply)
-        call, shape = step.what.at.call, step.input_shapes.get(INPUT_PORT)
-        has_mask = self.dialect.is_padded and step.what.operation.row.category is not Category.NORMALISATION
-        if has_mask and shape is not None and len(shape.positions) == 1:
-            call = _masked_call(call, shape)
-        elif self.dialect.moves_channels and shape is not None and "{input}.mean(" in call:
-            call = call.replace(f"{{input}}{_mean(shape)}", f"{{input}}{_mean(shape, moves_channels=True)}")
-        state = {slot.kind: slot_name(slot.kind, step.node_id) for slot in step.slots}
-        expression = call.format(module=self.dialect.module(step.label), **values, **state)
-        if step.slots:
-            new = [slot_name(f"new_{slot.kind}", step.node_id) for slot in step.slots]
-            return [*lines, f"{', '.join([result, *new])} = {expression}", *self._activated(step, result)]
-        if step.has_edge_weights:
-            return [*lines, f"{result} = {expression}", *self._activated(step, result)]
-        return [*lines, f"{result} = {_activation(step, expression)}"]
-
-    def _activated(self, step: TypedNode, name: str) -> list[str]:
-        """The statement that adds the bias to a variable and applies the activation; none for neither."""
-        has_bias = step.has_edge_weights
-        bias = self.dialect.parameter(identifier(f"bias_{step.node_id}")) if has_bias else ""
-        value = _activation(step, f"{name} + {bias}" if bias else name)
-        return [f"{name} = {value}"] if value != name else []
+        code = NodeCode(step, values, self.dialect)
+        if isinstance(step.what, Apply) and not step.bodies:
+            return [*lines, *step.what.operation.row.statements(code)]
+        return [*lines, *self._repeated(step, values), *code.finished()]
 
     def _repeated(self, step: TypedNode, values: Mapping[str, str]) -> list[str]:
         """The calls of a subgraph; each repetition reads the one before at its first port named `input`."""
@@ -253,24 +204,14 @@ class ClassWriter:
             lines.append(f"{result}, {new} = {call}" if slots else f"{result} = {call}")
         return lines
 
-    def _neuron_lines(self, step: TypedNode, neuron: NeuronPlan) -> list[str]:
-        emitter, shape = _NeuronEmitter(step, neuron, self.dialect), step.output
-        lines = node_lines(emitter)
-        if not self.plan.is_dense and (not neuron.edges or neuron.attributes.get("dropout_p")):
-            rows = emitter.source(neuron.edges[0]) if neuron.edges else self.arguments()[0]
-            lines = [f"x = {rows}", *lines]  # its rows are counted
-        if shape.layout is Layout.SEQUENCE:
-            name = variable(neuron.node_id)
-            lines.append(f"{name} = {name}.unflatten(0, (-1, {shape.positions[0]}))")
-        return lines
-
     def _merged(self, step: TypedNode, port: str, merge: MergePlan) -> tuple[list[str], str]:
         """Return the statements before the merged value of a port, and a name for it."""
-        name = variable(step.node_id).replace("x", "z" if port == INPUT_PORT else f"{port}_", 1)
-        weighted = step.is_weighted(port)
-        values = [self._message(step, merge, position, is_weighted=weighted) for position in range(len(merge.edges))]
+        values = [self._message(step, merge, place) for place in range(len(merge.edges))]
+        if len(values) == 1 and values[0].isidentifier():
+            return [], values[0]
+        name = slot_name("z" if port == INPUT_PORT else f"z{port}_", step.node_id)
         if len(values) == 1:
-            return ([], values[0]) if values[0].isidentifier() else ([f"{name} = {values[0]}"], name)
+            return [f"{name} = {values[0]}"], name
         if merge.merge == "concat" and self.dialect.num_copies > 1:
             return [f"{name} = concat_copies({self.dialect.num_copies}, {', '.join(values)})"], name
         if merge.merge == "concat":
@@ -284,73 +225,19 @@ class ClassWriter:
             lines.append(f"{name} = {name} / {len(values)}")
         return lines, name
 
-    def _message(self, step: TypedNode, merge: MergePlan, position: int, *, is_weighted: bool) -> str:
+    def _message(self, step: TypedNode, merge: MergePlan, place: int) -> str:
         """The aligned and weighted value of one in-edge."""
-        edge, adapter = merge.edges[position], merge.adapters[position]
-        value = pooled(read_value(edge.source, is_late=edge.edge_id in merge.late), adapter, self.dialect)
-        if adapter.changes_channels and merge.is_learned:
-            value = f"{self.dialect.module(f'adapt_{step.edge_labels[edge.edge_id]}')}({value})"
-        elif adapter.changes_channels:
-            value = _padded(value, adapter, self.dialect)
-        if not is_weighted:
-            return value
-        return f"{value} * {self.dialect.parameter(f'weight_{step.edge_labels[edge.edge_id]}')}"
-
-
-def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:
-    """The expression of a value with its positions changed to those of the target, or with axes of size 1."""
-    source, target = adapter.source, adapter.target
-    if source is target:
-        return value
-    if adapter.is_broadcast and source.layout is not target.layout:
-        axes = [":" if axis == target.channel_axis else "None" for axis in range(target.channel_axis + 1)]
-        return f"{value}[:, {', '.join(axes + ['None'] * (len(target.sizes) - len(axes)))}]"
-    if adapter.pools_to_vector and dialect.is_padded and len(source.positions) == 1:
-        return _masked_call("{input}.mean(dim=(2,))", source).format(input=value)
-    if adapter.pools_to_vector:
-        return f"{value}{_mean(source, moves_channels=dialect.moves_channels)}"
-    if not adapter.pools_positions:
-        return value
-    before, after = source.positions, target.positions
-    sizes, function = after, f"adaptive_avg_pool{len(after)}d"
-    if not adapter.averages_positions:
-        function = "interpolate"
-    elif not any(one % other for one, other in zip(before, after, strict=True)):
-        sizes, function = (
-            tuple(one // other for one, other in zip(before, after, strict=True)),
-            f"avg_pool{len(after)}d",
-        )
-    argument = sizes[0] if len(set(sizes)) == 1 else sizes
-    if source.layout is Layout.SEQUENCE:
-        return f"F.{function}({value}.mT, {argument}).mT"
-    return f"F.{function}({value}, {argument})"
-
-
-def _masked_call(call: str, shape: Shape) -> str:
-    """The call of an operation that leaves out the padding of signals [B, C, T] or sequences [B, T, D]."""
-    value = "{input}" if shape.channel_axis == 0 else "{input}.mT"
-    if shape.layout is Layout.TOKENS or call.count("{input}") != 1:
-        return call
-    if _OVER_POSITIONS.search(call):
-        return _OVER_POSITIONS.sub(lambda match: f"masked_{match[3] or match[2]}({value}, mask)", call)
-    return call.replace("{input}", "masked({input}, mask)" if value == "{input}" else "masked({input}.mT, mask).mT")
-
-
-def _mean(shape: Shape, *, moves_channels: bool = False) -> str:
-    """The call of the mean over all positions of a value."""
-    axis = shape.channel_axis + 1
-    if moves_channels and axis == 1 < len(shape.sizes):
-        return f".movedim(1, -1).mean(dim={tuple(range(1, len(shape.sizes)))})"
-    return f".mean(dim={tuple(each for each in range(1, len(shape.sizes) + 1) if each != axis)})"
-
-
-def _padded(value: str, adapter: Adapter, dialect: Dialect) -> str:
-    """The expression of a value with zeros for the missing channels."""
-    axes_after = len(adapter.target.sizes) - 1 - adapter.target.channel_axis
-    missing = adapter.target.channels - adapter.source.channels
-    if dialect.num_copies > 1:
-        return f"pad_copies({dialect.num_copies}, {value}, {missing})"
-    return f"F.pad({value}, {(*(0, 0) * axes_after, 0, missing)})"
+        edge, adapter = merge.edges[place], merge.adapters[place]
+        value = slot_name("output", edge.source) if edge.edge_id in merge.late else variable(edge.source)
+        if adapter.source is not adapter.target:
+            value = aligned(value, adapter, self.dialect)
+            if adapter.changes_channels and merge.is_learned:
+                value = f"{self.dialect.module(step.named('adapt', edge))}({value})"
+            elif adapter.changes_channels:
+                value = padded(value, adapter, self.dialect)
+        # The port `weight` carries a tied weight, which has none of its own.
+        is_weighted = step.has_edge_weights and edge.port != WEIGHT_PORT
+        return f"{value} * {self.dialect.parameter(step.named('weight', edge))}" if is_weighted else value
 
 
 def _projection(adapter: Adapter) -> str:
@@ -360,36 +247,13 @@ def _projection(adapter: Adapter) -> str:
     return f"nn.Linear({source}, {target}, bias=False)"
 
 
-def _activation(step: TypedNode, z: str) -> str:
-    name, shape = step.node.activation_function, step.output
-    kind = activation(name)
-    if not issubclass(kind, CodeActivation):
-        return outside_activation(name, kind, z)
-    is_channels_first = shape.layout in CHANNELS_FIRST
-    return (kind.channels_first_code if is_channels_first and kind.channels_first_code else kind.code).format(z=z)
-
-
-class _NeuronEmitter(NodeEmitter):
-    """Sequences are flattened to rows [B T, D]."""
-
-    def __init__(self, step: TypedNode, neuron: NeuronPlan, dialect: Dialect) -> None:
-        super().__init__(neuron, dialect)
-        merge = step.inputs[INPUT_PORT]
-        self.adapters = {edge.edge_id: adapter for edge, adapter in zip(merge.edges, merge.adapters, strict=True)}
-
-    def source(self, edge: EdgePlan) -> str:
-        adapter = self.adapters[edge.edge_id]
-        value = pooled(super().source(edge), adapter, self.dialect)
-        return f"{value}.flatten(0, 1)" if adapter.target.layout is Layout.SEQUENCE else value
-
-
-def _last_state(slot: StateSlot) -> str:
-    """The expression of a slot after a sequence; it shares no memory with the output."""
-    if slot.kind == "token":
-        return f"torch.ones_like({slot_name('token', slot.node_id)})"
-    if slot.kind == "cell":
-        return slot_name("new_cell", slot.node_id)
-    return f"torch.clone({variable(slot.node_id)}[-batch:])"
+def columns(template: str, ends: Sequence[tuple[int, Shape]]) -> dict[int, str]:
+    """Return the expression of the features of each INPUT or OUTPUT node, by id, side by side in one tensor."""
+    stops = [*accumulate((shape.channels for _, shape in ends), initial=0)]
+    if len(ends) == 1:
+        return {ends[0][0]: template.partition("[")[0]}
+    ranges = (f"{start}:{stop}" for start, stop in pairwise(stops))
+    return {node_id: template.format(each) for (node_id, _), each in zip(ends, ranges, strict=True)}
 
 
 def shape_text(shape: Shape) -> str:
@@ -399,4 +263,4 @@ def shape_text(shape: Shape) -> str:
 
 def method_text(signature: str, lines: Sequence[str], indent: str = "") -> str:
     """The source of a function."""
-    return f"{indent}def {signature}:\n" + "".join(f"{indent}    {line}\n" for line in lines)
+    return f"{indent}def {signature}:\n" + textwrap.indent("\n".join([*lines, ""]), f"{indent}    ")

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.graphs.typed import TypedGraph
-from gflownet.operations.neuron_code import identifier, outside_classes
+from gflownet.operations.code import identifier
 from gflownet.operations.sequences import is_untouched
-from gflownet.translation.classes import TranslationCache
+from gflownet.translation.classes import TranslationCache, outside_functions
 from gflownet.translation.direct_code import direct_source, is_direct, message_factor
 from gflownet.translation.model import TranslatedModel
 
@@ -112,14 +112,15 @@ class _Layout:
         """The projected edges that are computed, by place; the model's part begins at `start`."""
         ends = accumulate(self.sizes, initial=start)
         places = dict(zip(self.parameters, pairwise(ends), strict=True))
-        edges = [
-            _ProjectedEdge(
-                *places[f"proj_{edge.label}.weight"], places[f"weight_{edge.label}"][0], message_factor(node)
-            )
-            for node in self.plan.live_neurons
-            for edge in node.edges
-            if edge.is_projected
-        ]
+        edges = []
+        for node in self.plan.live_neurons:
+            for edge, is_projected in zip(node.edges, node.sizes.projected, strict=True):
+                if is_projected:
+                    place, (weight, _) = (
+                        places[f"{node.named('proj', edge)}.weight"],
+                        places[node.named("weight", edge)],
+                    )
+                    edges.append(_ProjectedEdge(*place, weight, message_factor(node)))
         return sorted(edges, key=lambda edge: edge.start)
 
 
@@ -229,7 +230,7 @@ def _bound(layout: _Layout, values: Tensor, gradients: Tensor, matrices: Tensor)
 
 
 def _compiled(plan: TypedGraph) -> Any:
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, **outside_classes(plan.live_neurons)}
+    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, **dict(outside_functions(plan))}
     exec(compile(direct_source(plan), "<gflownet DirectTraining>", "exec"), namespace)
     return namespace["make"]
 

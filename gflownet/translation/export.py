@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from gflownet.operations.neuron_code import slot_name
+from gflownet.operations.code import slot_name
 from gflownet.training.steps import evaluating
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.model_set import ModelSet

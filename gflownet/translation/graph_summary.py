@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import Apply, Call, Input, TypedGraph, TypedNode
-from gflownet.operations.neuron import NeuronPlan
 from gflownet.operations.tensor_shape import AXES, Adapter, Layout, Shape
 from gflownet.operations.vocabulary import short_name
 from gflownet.translation.planning import checked
@@ -96,11 +95,10 @@ def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphS
     """
     typed, _ = checked(graph, {"projection": projection})
     nodes = tuple(_summarise_node(typed, node) for node in typed.nodes.values() if not isinstance(node.what, Input))
-    counted = [node for node in nodes if node.is_live or typed.is_dense]  # dead neurons keep their parameters
     return GraphSummary(
-        num_parameters=sum(node.num_parameters for node in counted),
-        multiply_adds=sum(node.multiply_adds for node in nodes if node.is_live),
-        flops=sum(node.flops for node in nodes),
+        num_parameters=typed.cost.num_parameters,
+        multiply_adds=typed.cost.multiply_adds,
+        flops=typed.cost.flops,
         inputs=tuple(shape for _, _, shape in typed.inputs),
         outputs=tuple(shape for _, shape in typed.outputs),
         state_size=sum(slot.size for slot in typed.slots),
@@ -109,17 +107,15 @@ def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphS
 
 
 def _summarise_node(typed: TypedGraph, node: TypedNode) -> NodeSummary:
-    inputs = tuple(node.input_shapes.values())
-    if node.neuron is not None:
-        inputs = tuple(adapter.source for plan in node.inputs.values() for adapter in plan.adapters)
+    shapes = (plan.adapters[0].source if node.is_neuron else plan.shape for plan in node.inputs.values())
     return NodeSummary(
         node_id=node.node_id,
         operation=operation_text(node),
-        inputs=inputs,
+        inputs=tuple(shapes),
         output=node.output,
         num_parameters=node.cost.num_parameters,
         multiply_adds=node.cost.multiply_adds,
-        elementwise_flops=node.cost.elementwise_flops if typed.is_dense else 0,
+        elementwise_flops=node.cost.elementwise_flops if typed.takes_columns else 0,
         adapters=_adapter_texts(node),
         is_live=node.node_id in typed.live,
     )
@@ -128,8 +124,8 @@ def _summarise_node(typed: TypedGraph, node: TypedNode) -> NodeSummary:
 def operation_text(node: TypedNode) -> str:
     """Return a node as text: "mean -> conv2d(features=16) -> relu"; only settings that are not defaults."""
     what, words = node.what, []
-    if isinstance(what, NeuronPlan):
-        return f"{what.aggregation} -> {what.activation}"
+    if node.is_neuron:
+        return f"{node.node.aggregation} -> {node.node.activation_function}"
     if merge := next((plan for plan in node.inputs.values() if len(plan.edges) > 1), None):
         words.append(f"{merge.merge}(axis={merge.axis})" if merge.axis != AXES[0] else merge.merge)
     if isinstance(what, Apply):

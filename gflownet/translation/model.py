@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import TypedGraph
-from gflownet.operations.neuron_code import FAST, Dialect
+from gflownet.operations.code import FAST, Dialect
 from gflownet.operations.tensor_shape import Layout
 from gflownet.training.steps import evaluating
 from gflownet.translation.array_inputs import ArrayInputs
@@ -147,7 +147,7 @@ class TranslatedModel(nn.Module):
     def _refuse(self, position: int, x: Tensor, *, sequence: bool = False) -> NoReturn:
         _, node_id, shape = self.plan.inputs[position]
         name, dtype = f"input {node_id}", self.reference.dtype
-        if self.plan.is_dense:
+        if self.plan.takes_columns:
             sizes = f"[B, T >= 1, {self.plan.input_size}]" if sequence else f"[B, {self.plan.input_size}]"
             nodes = [node for _, node, _ in self.plan.inputs]
             expected = f"an input of shape {sizes} and dtype {dtype} (INPUT nodes {nodes})"
@@ -199,10 +199,10 @@ def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | Transl
     around = torch.get_default_device()  # meta: of a user who wants shapes without memory
     device = around if around.type == "meta" else torch.device(options.device)
     dtype = checked_dtype(options.dtype)
-    is_dense = model_class.plan.is_dense
-    model = model_class(values, device, dtype) if is_dense else model_class(values)
+    takes_columns = model_class.plan.takes_columns
+    model = model_class(values, device, dtype) if takes_columns else model_class(values)
     share_by_derivation(model, graph, is_enabled=is_cached)
-    if is_dense:
+    if takes_columns:
         return model
     # Layers of operations draw their first values as in PyTorch, in float32.
     model = model.to(device=device, dtype=dtype)

@@ -94,7 +94,7 @@ def checked(
         raise ValueError(f"the graph cannot be translated:\n{listed}")
     options = options.completed(graph.config.get("translation", {}))
     for name in ("memory_format", "autocast"):
-        if getattr(options, name) is not None and typed.is_dense:
+        if getattr(options, name) is not None and typed.takes_columns:
             raise ValueError(f"{name}: expected an operation graph, got a graph without operations")
     if options.padded and [shape.layout for *_, shape in typed.inputs] != [Layout.SIGNAL]:
         got = ", ".join(str(shape) for *_, shape in typed.inputs)

@@ -14,11 +14,12 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations import layers
 from gflownet.operations.activations import Cell
-from gflownet.operations.neuron_code import PLAIN, Dialect, identifier, outside_name, outside_value
+from gflownet.operations.code import PLAIN, Dialect, identifier, outside_name, outside_value
+from gflownet.operations.operation import is_inherited
 from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
-from gflownet.translation.code import ClassWriter, class_name, has_own_build, method_text, shape_text
+from gflownet.translation.code import ClassWriter, class_name, method_text, shape_text
 from gflownet.translation.planning import checked
 
 _USED_NAMES = ("torch", "F", "nn", "Tensor", "super", "tuple", "tensor")
@@ -57,9 +58,8 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     dtype = options.dtype
     plans = list(_bodies_first(plan))
     for neuron in (neuron for each in plans for neuron in each.neurons):
-        kind = activation(neuron.activation)
+        kind = activation(got := neuron.node.activation_function)
         if issubclass(kind, Cell) and not kind.module.startswith("torch."):
-            got = neuron.activation
             raise ValueError(f"node {neuron.node_id}: expected a cell of torch in a stand-alone source, got {got}")
     names = _class_names(plans, name)
     values = [each.values if each is not plan else plan.values_of(graph) for each in plans]
@@ -105,7 +105,7 @@ class _FileWriter(ClassWriter):
         if not parameter.shape:
             return f"nn.Parameter(torch.tensor({self.first_values.get(parameter.name, 0.0)!r}{self.option}))"
         # Layers of a model with other operations are cast at the end, as in memory.
-        option = self.option if self.plan.is_dense else ""
+        option = self.option if self.plan.takes_columns else ""
         if parameter.initial is Initial.QUERY:
             return f"nn.Parameter({QUERY_STD} * torch.randn({', '.join(map(str, parameter.shape))}{option}))"
         rows, columns = parameter.shape
@@ -161,9 +161,9 @@ def _class_source(
     writer = _FileWriter(plan, dialect, names, first_values, option)
     initial = ["super().__init__()", *(["self.state = None"] if is_model and plan.slots else [])]
     initial += writer.initial_lines()
-    if is_model and is_cast and not plan.is_dense:
+    if is_model and is_cast and not plan.takes_columns:
         initial.append(f"self.to(torch.{dtype})")
-    if plan.channels_last:
+    if plan.memory_format == "channels_last":
         initial += [
             "for kernel in self.parameters():",
             "    if kernel.dim() == 4:  # of images",
@@ -188,7 +188,7 @@ def _forward_methods(plan: TypedGraph, writer: ClassWriter, dtype: str | None) -
     forward = _STATEFUL_FORWARD.format(
         arguments=arguments,
         first=writer.arguments()[0],
-        dtype="" if plan.is_dense else f", dtype=torch.{dtype or 'float32'}",
+        dtype="" if plan.takes_columns else f", dtype=torch.{dtype or 'float32'}",
         shapes=tuple(slot.shape for slot in plan.slots),
     )
     return [method + forward]
@@ -198,7 +198,7 @@ def _imports(plan: TypedGraph) -> Iterator[str]:
     """Yield the imports of the user's classes."""
     for step in plan.live_steps:
         names = [step.node.activation_function]
-        names += [step.neuron.aggregation] if step.neuron is not None else []
+        names += [step.node.aggregation] if step.is_neuron else []
         for name in names:
             if ":" in name:
                 module, _, leaf = name.partition(":")
@@ -206,10 +206,10 @@ def _imports(plan: TypedGraph) -> Iterator[str]:
                 if name == names[0] and isinstance(outside_value(activation(name)), nn.Module):
                     yield f"{outside_name(name)} = {outside_name(name)}()"
         applied = step.operation
-        if applied is None or step.bodies:
+        if applied is None or step.is_neuron or step.bodies:
             continue
         homes = dict(applied.row.outside_homes(applied.settings))
-        if has_own_build(applied.row):
+        if not is_inherited(applied.row, "build"):
             yield "from gflownet.operations.tensor_shape import Layout, Shape"
             homes[outside_name(applied.row_home)] = applied.row_home
         for name, home in homes.items():

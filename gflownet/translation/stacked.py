@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations.activations import CodeActivation, Softmax
+from gflownet.operations.code import FAST
 from gflownet.operations.convolution import Conv1d, Conv2d, DepthwiseConv1d, DepthwiseConv2d
 from gflownet.operations.elementary import Identity
 from gflownet.operations.linear import Head, Linear
-from gflownet.operations.neuron_code import FAST
 from gflownet.operations.normalisation import BatchNorm
 from gflownet.operations.pooling import AvgPool1d, AvgPool2d, GlobalPool, MaxPool1d, MaxPool2d
 from gflownet.operations.sequences import is_untouched
@@ -45,7 +45,9 @@ def can_stack(*models: nn.Module) -> bool:
     if len(plans) < len(models) or len({plan.key for plan in plans}) != 1:
         return False
     plan = plans[0]
-    is_plain = not (plan.is_dense or plan.slots or plan.autocast or plan.channels_last or plan.is_padded)
+    is_plain = not (
+        plan.takes_columns or plan.slots or plan.autocast or plan.memory_format == "channels_last" or plan.is_padded
+    )
     has_one = len(plan.inputs) == len(plan.outputs) == 1
     is_plain = is_plain and all(map(_is_as_translated, models))
     return is_plain and has_one and plan.outputs[0][1].layout is Layout.VECTOR and _has_known_steps(plan)
@@ -70,7 +72,7 @@ def _is_known(step: TypedNode) -> bool:
         and not any(adapter.is_broadcast and adapter.source != adapter.target for adapter in merge.adapters)
         for merge in merges
     )
-    if step.neuron is not None or step.has_edge_weights or step.tied_to or step.slots:
+    if step.is_neuron or step.has_edge_weights or step.tied_to or step.slots:
         return False
     if not (has_known_activation and has_known_merges and step.output.layout in _LAYOUTS):
         return False

@@ -56,13 +56,6 @@ class StateManager:
                 "torch.func and replicas of DataParallel, which lose the state of a call"
             )
 
-    def previous_output(self, node_id: int) -> Tensor | None:
-        """Return the output [B, *shape] that recurrent edges of a node read next; None before the first step."""
-        for slot, tensor in zip(self.slots, self.tensors or (), strict=False):
-            if slot.kind == "output" and slot.node_id == node_id:
-                return tensor
-        return None
-
     def apply(self, function: Callable[[Tensor], Tensor]) -> None:
         """Apply a function to the tensors, as nn.Module.to does with parameters."""
         if self.tensors is not None:

@@ -335,6 +335,9 @@ def test_tied_weights_are_not_scaled():
     assert problems(data) == []
     data["edges"][2]["weight"] = 7.0
     assert problems(data) == [("unused_weight", "", None, 2)]
+    data["nodes"][1], data["edges"][2]["weight"] = {"id": 1, "node_type": "hidden", "output_size": 3}, 1.0
+    (problem,) = ComputationGraph.from_dict(data).validate()
+    assert "an operation with a weight at the port weight, got node 1" in problem.message
 
 
 def test_translation_settings_of_subgraph_are_refused():

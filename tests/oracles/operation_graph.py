@@ -345,7 +345,7 @@ class SharingOracle(OperationGraphOracle):
                 node
                 for node, each in shapes
                 if each.operation
-                and each.operation.cost({port: plan.shape for port, plan in each.inputs.items()})[0]
+                and each.operation.at(each.input_shapes).cost[0]
                 and "module" not in graph.nodes[node]["attributes"]
                 and not self._missing(graph, node)
                 and node not in pending

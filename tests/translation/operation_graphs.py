@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.merges import MERGES
 from gflownet.graphs.operation import read_operation
-from gflownet.graphs.operation_shapes import MERGES
 from gflownet.graphs.typed import NodeShapeError, infer_shapes
 from gflownet.operations.tensor_shape import AXES, Layout, Shape
 

@@ -45,7 +45,7 @@ def test_an_architecture_is_loaded_with_the_projection_it_was_scored_with(path):
     assert best(torch.zeros(5, 3)).shape == (5, 2)
     assert best.training
     assert "proj_0_1.weight" in best.state_dict()
-    assert load(path, rank=1, weights=False).plan.sizes[1] == 4
+    assert load(path, rank=1, weights=False).plan.nodes[1].output.channels == 4
     config = {"projection": "auto", "dtype": torch.float64}
     assert load(path, weights=False, config=config).bias_1.dtype == torch.float64
     assert "proj_0_1.weight" not in load(path, weights=False, config={"projection": "auto"}).state_dict()

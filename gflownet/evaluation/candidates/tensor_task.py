@@ -472,7 +472,7 @@ class TensorTask(GFNTask):
     def _check_sizes(self, graph: ComputationGraph, model: Any) -> None:
         """Raise ValueError unless the graph maps an example to one output per class or number."""
         plan = model.plan
-        if plan.is_dense:
+        if plan.takes_columns:
             expected = (self.input_shape.num_elements, self.num_outputs)
             got = (plan.input_size, plan.output_size)
             if got != expected:

@@ -98,7 +98,7 @@ class Measure:
         model.eval()
         # A Dataset may draw random numbers, as may a user's module: the training draws the same without a measure.
         is_deterministic = (
-            isinstance(self.examples, Split) and isinstance(model, TranslatedModel) and model.plan.is_dense
+            isinstance(self.examples, Split) and isinstance(model, TranslatedModel) and model.plan.takes_columns
         )
         with nullcontext() if is_deterministic else seeded(0), torch.inference_mode():
             return self.of_targets((outputs_of(model, x), *others) for x, *others in self.examples.in_order())

@@ -1,14 +1,12 @@
-"""The in-edges of a node by port: aligned and merged, as its attributes say; and the shapes of inputs."""
+"""The in-edges of a node by port, aligned and merged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
+from gflownet.graphs.elements import Edge, Node
 from gflownet.operations.tensor_shape import AXES, Adapter, Layout, Shape, ShapeError, broadcast, join
-from gflownet.operations.values import shown, thawed
-from gflownet.operations.vocabulary import activation
 
 # Merges of the inputs at one port, by the node's aggregation.
 MERGES = ("sum", "mean", "max", "min", "product", "concat")
@@ -40,6 +38,7 @@ class MergePlan:
     shape: Shape  # after the merge
     axis: str = AXES[0]  # of concat
     late: frozenset[int] = frozenset()  # ids of edges that carry the value of the time step before
+    reads_input: bool = False  # of a neuron: whether the source is an INPUT node
 
     @property
     def is_learned(self) -> bool:
@@ -57,21 +56,6 @@ class MergePlan:
         return [edge for edge in self.edges if edge.edge_id in self.late]
 
 
-def input_shape(node: Node) -> Shape:
-    """Return the declared shape of an INPUT node. Raises ShapeError for an invalid or missing one."""
-    sizes = node.attributes.get("shape", node.output_size)
-    layout = node.attributes.get("layout")
-    dtype = node.attributes.get("dtype", "token" if layout == Layout.TOKENS else "float")
-    if layout is not None and (dtype == "token") != (layout == Layout.TOKENS):
-        raise ShapeError(f"expected dtype token exactly with layout tokens, got {shown(dtype)} and {shown(layout)}")
-    if dtype == "token":
-        layout = Layout.TOKENS
-    entries = sizes if isinstance(sizes, tuple) else (sizes,)
-    if not {*map(type, entries)} <= {int}:
-        raise ShapeError(f"expected a shape of integers, got {shown(thawed(sizes))}")
-    return Shape.of(entries, layout)
-
-
 def by_port(edges: Sequence[Edge]) -> dict[str, list[Edge]]:
     """Return the edges into a node by port, in their order."""
     ports: dict[str, list[Edge]] = {}
@@ -81,24 +65,17 @@ def by_port(edges: Sequence[Edge]) -> dict[str, list[Edge]]:
     return ports
 
 
-def check_activation(node: Node) -> None:
-    """Raise ShapeError for an activation with a recurrent state: only a neuron with vectors has one."""
-    name = node.activation_function
-    if activation(name).max_parameters(1):
-        raise ShapeError(f"expected an activation without state of a node that maps tensors, got {name}")
-
-
 def merged(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) -> MergePlan:
     """Return the inputs of a port, aligned and merged. Raises ShapeError for shapes that do not fit."""
-    merge, align = node.aggregation, node.attributes.get("align")
-    if merge not in MERGES:
-        raise ShapeError(f"expected an aggregation out of {', '.join(MERGES)}, got {shown(merge)}")
-    target = _joined(node, shapes)
-    if target.layout is Layout.TOKENS and (len(edges) > 1 or node.attributes.get("edge_weight") is True):
+    merge, align = node.aggregation, node.align
+    target = shapes[0] if len(shapes) == 1 and node.positions is None else _joined(node, shapes)
+    if target.layout is Layout.TOKENS and (len(edges) > 1 or node.has_edge_weights):
         raise ShapeError(f"expected one input of tokens without edge_weight, got {', '.join(map(str, shapes))}")
+    if target is shapes[0] and len(shapes) == 1:
+        return MergePlan(tuple(edges), (Adapter(target, target),), merge, align, target)
     if merge == "concat" and len(shapes) > 1:
         return _concatenated(node, edges, shapes)
-    if align is None and "positions" not in node.attributes and (result := broadcast(shapes)) is not None:
+    if align is None and node.positions is None and (result := broadcast(shapes)) is not None:
         adapters = tuple(Adapter(shape, result, shape != result) for shape in shapes)
         return MergePlan(tuple(edges), adapters, merge, align, result)
     adapters = tuple(Adapter(shape, target) for shape in shapes)
@@ -108,7 +85,7 @@ def merged(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) -> MergeP
 
 def _joined(node: Node, shapes: Sequence[Shape]) -> Shape:
     """Return the shape to which the inputs of a node are aligned, of its own `positions` where it has some."""
-    target, positions = join(shapes), node.attributes.get("positions")
+    target, positions = join(shapes), node.positions
     if positions is None:
         return target
     if target.layout in (Layout.VECTOR, Layout.TOKENS) or len(positions) != len(target.positions):
@@ -118,7 +95,7 @@ def _joined(node: Node, shapes: Sequence[Shape]) -> Shape:
 
 def _concatenated(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) -> MergePlan:
     """Return the inputs side by side along an axis: the channels, or one of positions."""
-    name, align, target = node.attributes.get("axis", AXES[0]), node.attributes.get("align"), _joined(node, shapes)
+    name, align, target = node.axis, node.align, _joined(node, shapes)
     if name not in target.axes:
         got = ", ".join(map(str, shapes))
         raise ShapeError(f"expected inputs of one layout with {name} for axis={name}, got {got}")
@@ -149,9 +126,3 @@ def check_alignment(adapters: Sequence[Adapter], align: str | None, kind: str, r
     if len({source.sizes for source in sources}) == 1 < len(sources):  # the layouts differ
         repair = '"layout", a setting of modules and functions, says which axes an output has'
     raise ShapeError(f"expected inputs of one {kind}{setting}, got {got}; {repair}")
-
-
-def inner_ports(inner: GraphElements) -> dict[str, int]:
-    """Return the INPUT node of a subgraph for each port (its attribute `port`, else input), by ascending id."""
-    inputs = [node for _, node in sorted(inner.nodes.items()) if node.node_type is NodeType.INPUT]
-    return {node.port: node.node_id for node in inputs}
