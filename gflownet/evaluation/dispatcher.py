@@ -21,7 +21,7 @@ from gflownet.evaluation.executors.base import EvaluationInterruptedError, Execu
 from gflownet.evaluation.job import EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
 from gflownet.evaluation.store.claims import Claims, Store
 from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
-from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.task import GFNTask, words_of
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1
@@ -337,7 +337,7 @@ class Dispatcher(AsynchronousEvaluator):
     def _record(self, ticket: Ticket, outcome: Outcome) -> None:
         ticket.outcome = outcome
         is_scored = outcome.status is EvaluationStatus.OK and outcome.score is not None
-        words = self.task.words(ticket.request.candidate) if is_scored else ""
+        words = words_of(self.task, ticket.request.candidate) if is_scored else ""
         record = record_of(ticket, outcome, run=self.run, floor_score=self.config.floor_score, words=words)
         if outcome.status is not EvaluationStatus.REFUSED:
             self._jobs.measure(outcome.seconds)

@@ -277,7 +277,7 @@ class GFNTask(Configurable, ABC):
     def words(self, candidate: Any) -> str:
         """Return a candidate in a few words for tables and reports, such as "gru 128 > rhn 128"; empty: none.
 
-        The store keeps them with each evaluation.
+        The store keeps them with each evaluation; empty ones where they fail, of which a run prints a line.
         """
         return ""
 
@@ -431,6 +431,13 @@ class GFNTask(Configurable, ABC):
         if self._reward_conditional is None:
             raise ValueError(f"task: expected {type(self).__name__}.__init__ to call super().__init__(config)")
         return self._reward_conditional
+
+
+def words_of(task: GFNTask, candidate: Any) -> str:
+    """Return the words of a candidate, empty ones where the code of the user fails."""
+    with suppress(Exception):
+        return task.words(candidate)
+    return ""
 
 
 def soft_size_objective(quality: float, num_parameters: int, *, target_parameters: int, size_weight: float) -> float:

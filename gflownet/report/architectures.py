@@ -13,7 +13,7 @@ from typing import Any
 from gflownet.errors import counted
 from gflownet.evaluation.execution import saved_weights
 from gflownet.evaluation.final import Sizes, TopArchitecture
-from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.task import GFNTask, words_of
 from gflownet.files import sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_svg
@@ -82,7 +82,7 @@ def entries_of(
 
 def described_in_words(graph: Any, task: GFNTask, settings: str) -> dict[str, Any]:
     """Return the words, the choices as YAML and the description of a candidate, for its entry."""
-    named = {"words": task.words(graph), "choices": settings}
+    named = {"words": words_of(task, graph), "choices": settings}
     return {**{name: text for name, text in named.items() if text}, **task.description(graph)}
 
 

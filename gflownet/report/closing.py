@@ -22,7 +22,7 @@ from gflownet.errors import counted, printable
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store.evaluations import EvaluationRecord
-from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.task import GFNTask, words_of
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment, values_of
 from gflownet.graphs.computation_graph import ComputationGraph
@@ -179,7 +179,7 @@ def _next_lines(folder: Path, top: Sequence[TopArchitecture], task: GFNTask, ter
     if not is_drawn and any(architecture.weights is not None for architecture in top):
         yield f"weights: {folder / PICTURES_NAME}"
     programs = [json.loads(each.record.graph)["graph"].get("program") for each in top[:NUM_WRITTEN] if not is_drawn]
-    is_named = bool(task.words(best[0])) or task.network(best[0]) is not None
+    is_named = bool(words_of(task, best[0])) or task.network(best[0]) is not None
     written = [*programs, *([] if is_named else task.settings(best))]
     yield from (f"rank {place % len(best)}: {text}" for place, text in enumerate(written) if text)
 

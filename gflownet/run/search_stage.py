@@ -14,6 +14,7 @@ from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
 from gflownet.evaluation.halving import HalvingEvaluator
 from gflownet.evaluation.store.rows import EvaluationRecord
+from gflownet.evaluation.task import words_of
 from gflownet.files import parse_json
 from gflownet.graphs.drawing import to_svg
 from gflownet.records.status import Phase
@@ -190,7 +191,7 @@ def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[L
         network = task.network(candidate)
         drawing = None if network is None else to_svg(network)
         shown = "" if drawing else settings
-        finalist = Finalist(rank, row.score, row.num_parameters, words=task.words(candidate), choices=shown)
+        finalist = Finalist(rank, row.score, row.num_parameters, words=words_of(task, candidate), choices=shown)
         leaders.append(Leader(finalist, drawing, words.get(row.hash, ""), row.seconds))
     return leaders
 

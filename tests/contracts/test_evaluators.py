@@ -208,8 +208,14 @@ def test_numbers_of_any_make_are_stored_as_python_s_own(build, store):
         ]
 
 
-def test_a_score_of_zero_is_no_failure(build):
-    (evaluation,) = build(StubTask({"a": 0})).evaluate(candidates("a"), step=1)
+class FailsInWords(StubTask):
+    def words(self, candidate):
+        raise KeyError("words")
+
+
+@pytest.mark.parametrize("kind", [StubTask, FailsInWords])
+def test_scores_of_zero_and_candidates_without_words_are_no_failures(kind, build):
+    (evaluation,) = build(kind({"a": 0})).evaluate(candidates("a"), step=1)
     assert (evaluation.score, evaluation.status, evaluation.error) == (0.0, OK, None)
 
 
