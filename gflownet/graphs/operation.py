@@ -56,7 +56,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             depthwise_conv2d=("DepthwiseConv2d", "convolution of each channel of an image"),
         ),
         **_rows(
-            "pooling",
+            "convolution",
             max_pool1d=("MaxPool1d", "largest value of each window of a signal"),
             max_pool2d=("MaxPool2d", "largest value of each window of an image"),
             avg_pool1d=("AvgPool1d", "mean of each window of a signal"),
@@ -64,7 +64,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             global_pool=("GlobalPool", "mean or maximum over all positions"),
         ),
         **_rows(
-            "normalisation",
+            "elementary",
             batch_norm=("BatchNorm", "normalise each channel over the batch"),
             layer_norm=("LayerNorm", "normalise the features of each position"),
             rms_norm=("RMSNorm", "divide the features by their root mean square"),
@@ -238,7 +238,9 @@ class OperationAt:
     @cached_property
     def weight(self) -> Shape:
         """The shape of the module's weight. Raises ShapeError without one."""
-        return self._checked("a result of weight_shape", self._row.weight_shape)
+        from gflownet.operations.probe import weight_of  # imports torch
+
+        return self._checked("a result of weight_shape", partial(weight_of, self._row))
 
     @cached_property
     def state(self) -> Mapping[str, tuple[int, ...]]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.convolution import BIAS
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input, words
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import (
     BOOL,
@@ -21,12 +22,7 @@ ROTARY_BASE = 10_000.0  # Su et al. 2021
 HEADS = Setting(POSITIVE_INT, 1, choices=(1, 2, 4))
 DISTANCES = Parameter("linear, relative or null", lambda value: value in ("linear", "relative", None))
 _SEQUENCE = Shape.of((5, 8))
-_FLAGS = {
-    "causal": Setting(BOOL, False),
-    "bias": Setting(BOOL, True),
-    "output_bias": Setting(BOOL, True),
-    "dropout": Setting(PROBABILITY, 0.0),
-}
+_FLAGS = {"causal": Setting(BOOL, False), "bias": BIAS, "output_bias": BIAS, "dropout": Setting(PROBABILITY, 0.0)}
 _FLAG_WORDS = ", ".join(f"{key}={{{key}}}" for key in _FLAGS)
 
 
@@ -94,16 +90,18 @@ class SelfAttention(Operation):
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         shape, heads = single_input(inputs), settings["heads"]
-        words = [str(shape.channels), str(heads), _FLAG_WORDS.format(**settings)]
-        words += [f"{key}={settings[key]}" for key in ("kv_heads", "head_size", "norm", "window") if settings[key]]
+        arguments = f"{shape.channels}, {heads}, {_FLAG_WORDS.format(**settings)}"
+        arguments += words(settings, kv_heads=None, head_size=None, norm=False, window=None)
         if settings["rotary"]:
             size = cls._head_size(shape, settings)
-            words.append(f"rotate=RotaryPositions({shape.positions[0]}, {size}, {ROTARY_BASE})")
-        if settings["distances"] == "linear":
-            words.append(f"bias_by_distance=LinearBias({heads})")
-        elif settings["distances"] == "relative":
-            words.append(f"bias_by_distance=RelativeBias({heads}, causal={settings['causal']})")
-        return f"{'CarriedAttention' if settings['carry'] else 'SelfAttention'}({', '.join(words)})"
+            arguments += f", rotate=RotaryPositions({shape.positions[0]}, {size}, {ROTARY_BASE})"
+        if settings["distances"] is not None:
+            biases = {
+                "linear": f"LinearBias({heads})",
+                "relative": f"RelativeBias({heads}, causal={settings['causal']})",
+            }
+            arguments += f", bias_by_distance={biases[settings['distances']]}"
+        return f"{'CarriedAttention' if settings['carry'] else 'SelfAttention'}({arguments})"
 
     @classmethod
     def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -123,7 +121,7 @@ class WindowAttention(Operation):
             "heads": HEADS,
             "window": Setting(POSITIVE_INT, 4, choices=(2, 4)),
             "shift": Setting(NOT_NEGATIVE_INT, 0),
-            "bias": Setting(BOOL, True),
+            "bias": BIAS,
         }
     )
     layer = "WindowAttention({input.channels}, {heads}, {window}, {shift}, {input.positions}, {bias})"

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from types import MappingProxyType
 from typing import Any
 
+from gflownet.operations.convolution import BIAS, FEATURES, over_positions
 from gflownet.operations.operation import WEIGHT_PORT, Category, Example, Operation, Setting, single_input
 from gflownet.operations.tensor_shape import FLOATS, Layout, Shape, ShapeError
-from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, PROBABILITY, Parameter
+from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, PROBABILITY, one_of
 
-FEATURES = (8, 16, 32, 64)
 GATES = ("sigmoid", "relu", "gelu", "silu")
-GATE = Parameter(f"one of {', '.join(GATES)}", lambda value: value in GATES)
 
 
 class Linear(Operation):
     """x W^T + b over the last axis of a vector or a sequence."""
 
     category = Category.LINEAR
-    settings = MappingProxyType({"features": Setting(POSITIVE_INT, choices=FEATURES), "bias": Setting(BOOL, True)})
+    is_layer = True
+    settings = MappingProxyType({"features": FEATURES, "bias": BIAS})
+    layouts = (Layout.VECTOR, Layout.SEQUENCE)
     layer = "nn.Linear({input.channels}, {features}, bias={bias})"
     examples = (Example((Shape.of(3),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2, "bias": False}))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, Layout.VECTOR, Layout.SEQUENCE).with_channels(settings["features"])
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return settings["features"] * (single_input(inputs).channels + settings["bias"])
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        shape = single_input(inputs)
-        return prod(shape.positions) * shape.channels * settings["features"]
-
-    @classmethod
-    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return Shape.of((settings["features"], single_input(inputs).channels))
 
 
 class MatrixProduct(Operation):
@@ -91,41 +74,30 @@ class TiedLinear(Operation):
         return "{module}(F.linear({input}, {weight}))" if settings["bias"] else "F.linear({input}, {weight})"
 
 
-class GatedLinear(Operation):
+class GatedLinear(Linear):
     """(x W + b) * gate(x V + c) (Dauphin et al. 2017; Shazeer 2020)."""
 
-    category = Category.LINEAR
-    settings = MappingProxyType({**Linear.settings, "gate": Setting(GATE, "sigmoid", choices=GATES)})
+    settings = MappingProxyType({**Linear.settings, "gate": Setting(one_of(*GATES), "sigmoid", choices=GATES)})
     layer = "GatedLinear({input.channels}, {features}, {gate!r}, bias={bias})"
     examples = (
         Example((Shape.of(3),), {"features": 4}),
         Example((Shape.of((5, 3)),), {"features": 2, "gate": "gelu", "bias": False}),
     )
 
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return Linear.infer_shape(inputs, settings)
-
 
 class Head(Linear):
     """The average over all positions, then a linear layer: [F]."""
 
+    layouts = FLOATS
     examples = (Example((Shape.of((2, 3, 4)),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2}))
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        single_input(inputs, *FLOATS)
-        return Shape((settings["features"],), Layout.VECTOR)
+        return Shape.of(super().infer_shape(inputs, settings).channels)
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        shape = single_input(inputs)
-        axes = tuple(axis + 1 for axis in range(len(shape.sizes)) if axis != shape.channel_axis)
-        return f"{{module}}({{input}}.mean(dim={axes}))" if axes else "{module}({input})"
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).channels * settings["features"]
+        return f"{{module}}({over_positions(single_input(inputs), 'mean')})"
 
 
 class Experts(Operation):
@@ -136,11 +108,12 @@ class Experts(Operation):
     """
 
     category = Category.LINEAR
+    layouts = (Layout.VECTOR, Layout.SEQUENCE)
     settings = MappingProxyType(
         {
             "experts": Setting(POSITIVE_INT, 4, choices=(2, 4)),
             "active": Setting(POSITIVE_INT, 1, choices=(1, 2)),
-            "hidden_features": Setting(POSITIVE_INT, choices=FEATURES),
+            "hidden_features": FEATURES,
             "balance": Setting(PROBABILITY, 0.01),
         }
     )
@@ -154,4 +127,4 @@ class Experts(Operation):
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         if settings["active"] > settings["experts"]:
             raise ShapeError(f"expected active at most experts={settings['experts']}, got {settings['active']}")
-        return single_input(inputs, Layout.VECTOR, Layout.SEQUENCE)
+        return super().infer_shape(inputs, settings)

@@ -30,7 +30,7 @@ from gflownet.operations.signatures import (
     source_of,
 )
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, FLOATS, Layout, Shape, ShapeError
-from gflownet.operations.vocabulary import Parameter
+from gflownet.operations.vocabulary import Parameter, one_of
 
 BATCH_FIRST = "batch_first"
 OUTPUT, LAYOUT = "output", "layout"  # settings besides the arguments
@@ -87,8 +87,7 @@ _PART = Parameter(
     lambda value: all(type(each) in (int, str) for each in (value if isinstance(value, list | tuple) else [value])),
 )
 _LAYOUTS = tuple(each.value for each in FLOATS)
-_LAYOUT = Parameter(f"one of {', '.join(_LAYOUTS)}", lambda value: value in _LAYOUTS)
-_OF_OUTPUT = {OUTPUT: Setting(_PART, None), LAYOUT: Setting(_LAYOUT, None)}
+_OF_OUTPUT = {OUTPUT: Setting(_PART, None), LAYOUT: Setting(one_of(*_LAYOUTS), None)}
 
 
 class ModuleOperation(Operation):
@@ -173,18 +172,13 @@ class ModuleOperation(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape, sizes = inputs[cls.ports[0]], _probe(cls, inputs, settings).result.sizes or (1,)
+        shape, sizes = inputs[cls.ports[0]](cls, inputs, settings).result.sizes or (1,)
         if cls.settings[LAYOUT] is _OF_OUTPUT[LAYOUT] and settings[LAYOUT] is not None:
             return Shape(sizes, Layout(settings[LAYOUT]))
         if len(sizes) == len(shape.sizes) and shape.layout is not Layout.TOKENS:
             return Shape(sizes, shape.layout)
         # Channels stay before positions.
         return Shape.of(sizes, Layout.SIGNAL if shape.layout in CHANNELS_FIRST and len(sizes) == 2 else None)
-
-    @classmethod
-    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        sizes = getattr(getattr(_probe(cls, inputs, settings).module(), "weight", None), "shape", ())
-        return Shape.of(tuple(sizes)) if sizes else super().weight_shape(inputs, settings)
 
 
 def _probe(row: type[ModuleOperation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Any:

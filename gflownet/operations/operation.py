@@ -99,8 +99,10 @@ class Operation:
     signature: ClassVar[str] = ""  # of a module's constructor, for errors
     category: ClassVar[Category] = Category.OTHER
     has_products: ClassVar[bool] = True  # of matrices, or convolutions: False for 0 multiply-adds
+    is_layer: ClassVar[bool] = False  # whether its matrices are applied once at each position of the output
+    layouts: ClassVar[tuple[Layout, ...]] = FLOATS  # of the input, for the `infer_shape` of built-in operations
     layer: ClassVar[str] = ""  # template of `constructor`: {features} is a setting, {input.channels} of the port input
-    code: ClassVar[str] = ""  # of `call`, where it does not depend on shapes and settings
+    code: ClassVar[str | Mapping[Layout, str]] = ""  # of `call`, or by the layout of the input
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod
@@ -112,10 +114,13 @@ class Operation:
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         """Return the output shape for one input shape per port and complete settings.
 
+        Without one of its own, a built-in operation keeps the shape, but for the channels where it has `features`.
+
         Raises:
             ShapeError: the operation cannot be applied to these shapes; the message says why.
         """
-        raise NotImplementedError(f"{cls.__name__}: expected infer_shape to be defined")
+        shape = single_input(inputs, *cls.layouts)
+        return shape.with_channels(settings["features"]) if "features" in cls.settings else shape
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
@@ -133,7 +138,8 @@ class Operation:
         Names in reach: torch, F and nn.
         """
         names = (f"{{{name}}}" for name in (*cls.ports, *cls.state(inputs, settings)))
-        return cls.code or f"{{module}}({', '.join(names)})"
+        code = cls.code if isinstance(cls.code, str) else cls.code[single_input(inputs).layout]
+        return code or f"{{module}}({', '.join(names)})"
 
     @classmethod
     def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
@@ -181,9 +187,9 @@ class Operation:
         return 0 if is_inherited(cls, "build") and not cls.constructor(inputs, settings) else None
 
     @classmethod
-    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        """Return the shape of the module's `weight`, for edges into a port `weight`. Raises ShapeError without one."""
-        raise ShapeError(f"expected an operation with a weight to share, got {cls.__name__}")
+    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape | None:
+        """Return the shape of the module's `weight`, for edges into a port `weight`; None: read on a meta module."""
+        return None
 
     @classmethod
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
@@ -211,16 +217,6 @@ class Operation:
 @lru_cache(maxsize=2**12)
 def _compiled(source: str) -> Any:
     return compile(source, "<operation>", "eval")  # takes as long as a run
-
-
-class SameShape(Operation):
-    """Base of operations whose output has the shape of the input, which has one of `layouts`."""
-
-    layouts: ClassVar[tuple[Layout, ...]] = FLOATS
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *cls.layouts)
 
 
 def is_inherited(row: type[Operation], method: str) -> bool:
@@ -290,3 +286,8 @@ def single_input(inputs: Mapping[str, Shape], *layouts: str) -> Shape:
         article = "an" if layouts[0] == "image" else "a"
         raise ShapeError(f"expected {article} {' or '.join(layouts)}, got {shape}")
     return shape
+
+
+def words(values: Mapping[str, Any], **defaults: Any) -> str:
+    """Return the source of further keywords of a call, those that have their default left out."""
+    return "".join(f", {key}={values[key]!r}" for key, default in defaults.items() if values[key] != default)

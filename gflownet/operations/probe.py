@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
+from math import prod
 from typing import Any
 from weakref import WeakSet
 
@@ -90,10 +91,10 @@ class Probe:
         self.row, self.shapes, self.settings = row, dict(shapes), dict(settings)
 
     def module(self, device: str = "meta") -> Any:
-        """Return the module, None of a function; one of torch.nn serves all shapes."""
+        """Return the module, None of a function; one that its code makes serves all shapes with the same code."""
         row, settings = self.row, self.settings
-        if getattr(row, "name", "").startswith("torch.nn"):
-            return _of_torch(row, row.constructor(self.shapes, settings), tuple(settings.items()), device)
+        if is_inherited(row, "build") and getattr(row, "name", "torch.nn").startswith("torch.nn"):
+            return _evaluated(row, row.constructor(self.shapes, settings), tuple(settings.items()), device)
         with torch.device(device):
             return row.build(self.shapes, settings)
 
@@ -132,7 +133,10 @@ class Probe:
     @cached_property
     def multiply_adds(self) -> int:
         """The multiply-adds of one example, by the formulas of torch.utils.flop_counter."""
-        module = self.module()
+        module, row = self.module(), self.row
+        if row.is_layer:  # counted, each shape takes milliseconds, and a search needs thousands
+            num_weights = sum(each.numel() for each in module.parameters() if each.dim() > 1)
+            return num_weights * prod(row.infer_shape(self.shapes, self.settings).positions)
 
         def counted(batch: int | None) -> int:
             with MultiplyAdds() as counter:
@@ -270,7 +274,7 @@ class Probe:
 
 
 @lru_cache(maxsize=2**12)
-def _of_torch(row: type[Operation], source: str, settings: tuple[tuple[str, Any], ...], device: str) -> Any:
+def _evaluated(row: type[Operation], source: str, settings: tuple[tuple[str, Any], ...], device: str) -> Any:
     with torch.device(device):
         return row.evaluated(source, dict(settings)) if source else None
 
@@ -315,6 +319,16 @@ def cost_of(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping
     num_parameters, multiply_adds = row.num_parameters(inputs, settings), row.multiply_adds(inputs, settings)
     num_parameters = probe(row, inputs, settings).num_parameters if num_parameters is None else num_parameters
     return num_parameters, probe(row, inputs, settings).multiply_adds if multiply_adds is None else multiply_adds
+
+
+def weight_of(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    """Return the shape of the weight of a module. Raises ShapeError without one."""
+    if (shape := row.weight_shape(inputs, settings)) is None:
+        sizes = getattr(getattr(probe(row, inputs, settings).module(), "weight", None), "shape", ())
+        if not sizes:
+            raise ShapeError(f"expected an operation with a weight to share, got {row.__name__}")
+        return Shape.of(tuple(sizes))
+    return shape
 
 
 def check_row(row: type[Operation], name: str) -> None:

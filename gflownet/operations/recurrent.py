@@ -7,8 +7,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gflownet.operations.convolution import FEATURES, reach
-from gflownet.operations.operation import Category, Example, Operation, SameShape, Setting, single_input
+from gflownet.operations.convolution import BIAS, FEATURES, reach
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input, words
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT
 
@@ -22,20 +22,21 @@ _CARRY = Setting(BOOL, False)
 
 class _GatedLayer(Operation):
     category = Category.RECURRENT
+    is_layer = True
     settings = MappingProxyType(
         {
             "features": FEATURES,
             "bidirectional": Setting(BOOL, False, choices=(False, True)),
-            "bias": Setting(BOOL, True),
+            "bias": BIAS,
             "carry": _CARRY,
         }
     )
+    layouts = (Layout.SEQUENCE,)
     examples = (
         Example((_SEQUENCE,), {"features": 2}),
         Example((_SEQUENCE,), {"features": 2, "bidirectional": True, "bias": False}),
         Example((_SEQUENCE,), {"features": 2, "carry": True}),
     )
-    num_gates: ClassVar[int]
     slots: ClassVar[tuple[str, ...]]  # names of its state
 
     @classmethod
@@ -43,15 +44,13 @@ class _GatedLayer(Operation):
         if settings["carry"] and settings["bidirectional"]:
             raise ShapeError("expected one direction of a layer with carry, got bidirectional=True")
         features = settings["features"] * (1 + settings["bidirectional"])
-        return single_input(inputs, Layout.SEQUENCE).with_channels(features)
+        return super().infer_shape(inputs, settings).with_channels(features)
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        words = [str(single_input(inputs).channels), str(settings["features"]), "batch_first=True"]
-        words += ["bidirectional=True"] if settings["bidirectional"] else []
-        words += [] if settings["bias"] else ["bias=False"]
-        kind = f"Carried{cls.__name__}" if settings["carry"] else f"nn.{cls.__name__}"
-        return f"{kind}({', '.join(words)})"
+        kind, more = "Carried" if settings["carry"] else "nn.", words(settings, bidirectional=False, bias=True)
+        channels, features = single_input(inputs).channels, settings["features"]
+        return f"{kind}{cls.__name__}({channels}, {features}, batch_first=True{more})"
 
     @classmethod
     def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -61,31 +60,20 @@ class _GatedLayer(Operation):
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return super().call(inputs, settings) if settings["carry"] else "{module}({input})[0]"
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        size, features = single_input(inputs).channels, settings["features"]
-        per_direction = cls.num_gates * features * (size + features + 2 * settings["bias"])
-        return per_direction * (1 + settings["bidirectional"])
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        (length,) = single_input(inputs).positions
-        return length * cls.num_parameters(inputs, {**settings, "bias": False})
-
 
 class LSTM(_GatedLayer):
     """The outputs of an LSTM at all time steps (Hochreiter and Schmidhuber 1997)."""
 
-    num_gates, slots = 4, ("hidden", "cell")
+    slots = ("hidden", "cell")
 
 
 class GRU(_GatedLayer):
     """The outputs of a GRU at all time steps (Cho et al. 2014)."""
 
-    num_gates, slots = 3, ("hidden",)
+    slots = ("hidden",)
 
 
-class SelectiveScan(SameShape):
+class SelectiveScan(Operation):
     """The block of Mamba (Gu and Dao 2023): a convolution and a state whose steps depend on the input.
 
     `chunk` positions are computed side by side. With `carry`, a call continues from the state of the one before.
@@ -125,13 +113,14 @@ class SelectiveScan(SameShape):
         return {"hidden": (inner, state_size), "before": (inner, kernel - 1)} if settings["carry"] else {}
 
 
-class CausalConvolution(SameShape):
+class CausalConvolution(Operation):
     """Convolution of each feature of a sequence over this and the `kernel_size` - 1 positions before.
 
     Its state is the inputs at the positions before.
     """
 
     category = Category.CONVOLUTION
+    is_layer = True
     settings = MappingProxyType(
         {"kernel_size": Setting(POSITIVE_INT, 4, choices=(4, 8)), "dilation": Setting(POSITIVE_INT, 1)}
     )
@@ -147,11 +136,3 @@ class CausalConvolution(SameShape):
         return import_module("gflownet.operations.sequences").CarriedConvolution(
             single_input(inputs).channels, **settings
         )
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).channels * (settings["kernel_size"] + 1)
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).num_elements * settings["kernel_size"]

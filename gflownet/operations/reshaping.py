@@ -9,23 +9,14 @@ from typing import Any
 
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
 from gflownet.operations.tensor_shape import AXES, CHANNELS_FIRST, FLOATS, Layout, Shape, ShapeError
-from gflownet.operations.vocabulary import MAX_WIDTH, POSITIVE_INT, Parameter
+from gflownet.operations.vocabulary import MAX_WIDTH, POSITIVE_INT, Parameter, is_int, one_of, optional
 
 _IMAGE = Shape.of((3, 2, 4))
 _SIGNAL = Shape((3, 4), Layout.SIGNAL)
 _SEQUENCE = Shape.of((4, 3))
 _VECTOR = Shape.of(12)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-INDEX = Parameter(f"an int of magnitude <= {MAX_WIDTH:,}", lambda value: _is_int(value) and abs(value) <= MAX_WIDTH)
-OPTIONAL_INDEX = Parameter(f"{INDEX.expected} or null", lambda value: value is None or INDEX.accepts(value))
-AXIS = Parameter(f"one of {', '.join(AXES)}", lambda value: value in AXES)
+INDEX = Parameter(f"an int of magnitude <= {MAX_WIDTH:,}", lambda value: is_int(value) and abs(value) <= MAX_WIDTH)
 UPSAMPLE_MODES = ("nearest", "linear")
-MODE = Parameter(f"one of {', '.join(UPSAMPLE_MODES)}", lambda value: value in UPSAMPLE_MODES)
 
 
 class ToSequence(Operation):
@@ -96,7 +87,7 @@ class Slice(Operation):
     category = Category.RESHAPING
     has_products = False
     settings = MappingProxyType(
-        {"axis": Setting(AXIS, "channels"), "start": Setting(INDEX, 0), "stop": Setting(OPTIONAL_INDEX, None)}
+        {"axis": Setting(one_of(*AXES), "channels"), "start": Setting(INDEX, 0), "stop": Setting(optional(INDEX), None)}
     )
     examples = (
         Example((_IMAGE,), {"start": 1}),
@@ -134,7 +125,10 @@ class Upsample(Operation):
     category = Category.POOLING
     has_products = False
     settings = MappingProxyType(
-        {"factor": Setting(POSITIVE_INT, 2, choices=(2,)), "mode": Setting(MODE, "nearest", choices=UPSAMPLE_MODES)}
+        {
+            "factor": Setting(POSITIVE_INT, 2, choices=(2,)),
+            "mode": Setting(one_of(*UPSAMPLE_MODES), "nearest", choices=UPSAMPLE_MODES),
+        }
     )
     examples = (Example((_IMAGE,)), Example((_SIGNAL,), {"mode": "linear"}), Example((_IMAGE,), {"mode": "linear"}))
 

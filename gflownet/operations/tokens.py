@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from gflownet.operations.attention import HEADS, ROTARY_BASE, check_rotary
-from gflownet.operations.convolution import FEATURES
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.convolution import BIAS, FEATURES
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input, words
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape, ShapeError
 from gflownet.operations.values import is_number
-from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT, Parameter
+from gflownet.operations.vocabulary import OPTIONAL_POSITIVE_INT, POSITIVE_INT, Parameter
 
 BASE = Parameter("a float in [1, 1e9]", lambda value: is_number(value) and 1 <= value <= 1e9)
 CATEGORIES = Parameter(
@@ -34,10 +34,6 @@ class Embedding(Operation):
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         return Shape.of((*single_input(inputs, Layout.TOKENS).sizes, settings["features"]))
-
-    @classmethod
-    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return Shape.of((settings["vocabulary_size"], settings["features"]))
 
 
 class ColumnEmbedding(Operation):
@@ -61,8 +57,9 @@ class Patchify(Operation):
     """A linear layer over each patch of a signal, an image or a volume, row by row: [number of patches, features]."""
 
     category = Category.TOKENS
+    is_layer = True
     settings = MappingProxyType(
-        {"features": FEATURES, "patch_size": Setting(POSITIVE_INT, choices=(2, 4)), "bias": Setting(BOOL, True)}
+        {"features": FEATURES, "patch_size": Setting(POSITIVE_INT, choices=(2, 4)), "bias": BIAS}
     )
     code = "{module}({input}).flatten(2).mT"
     examples = (
@@ -80,8 +77,8 @@ class Patchify(Operation):
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         shape, size = single_input(inputs), settings["patch_size"]
-        words = f"{shape.channels}, {settings['features']}, {size}, stride={size}"
-        return f"nn.Conv{len(shape.positions)}d({words}{'' if settings['bias'] else ', bias=False'})"
+        arguments = f"{shape.channels}, {settings['features']}, {size}, stride={size}{words(settings, bias=True)}"
+        return f"nn.Conv{len(shape.positions)}d({arguments})"
 
 
 class LearnedPositions(Operation):
@@ -89,12 +86,13 @@ class LearnedPositions(Operation):
 
     category = Category.TOKENS
     has_products = False
+    layouts = (Layout.SEQUENCE,)
     settings = MappingProxyType({"max_length": Setting(OPTIONAL_POSITIVE_INT, None)})
     examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"max_length": 7}))
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape, limit = single_input(inputs, Layout.SEQUENCE), settings["max_length"]
+        shape, limit = super().infer_shape(inputs, settings), settings["max_length"]
         if limit is not None and prod(shape.positions) > limit:
             raise ShapeError(f"expected at most max_length={limit} positions, got {shape}")
         return shape
