@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -227,6 +227,12 @@ class OperationAt:
     def __reduce__(self) -> tuple[Any, ...]:
         return AppliedOperation.at, (self._operation, self._arguments[0])
 
+    @property
+    def _probe(self) -> Any:
+        from gflownet.operations.probe import probe  # imports torch
+
+        return probe(self._row, *self._arguments)
+
     @cached_property
     def output(self) -> Shape:
         """The output shape."""
@@ -238,9 +244,7 @@ class OperationAt:
     @cached_property
     def weight(self) -> Shape:
         """The shape of the module's weight. Raises ShapeError without one."""
-        from gflownet.operations.probe import weight_of  # imports torch
-
-        return self._checked("a result of weight_shape", partial(weight_of, self._row))
+        return self._checked("a result of weight_shape", lambda *_: self._probe.weight)
 
     @cached_property
     def state(self) -> Mapping[str, tuple[int, ...]]:
@@ -255,9 +259,7 @@ class OperationAt:
     @cached_property
     def cost(self) -> tuple[int, int]:
         """Parameters and multiply-adds."""
-        from gflownet.operations.probe import cost_of  # imports torch
-
-        return self._checked("a cost", partial(cost_of, self._row))
+        return self._checked("a cost", lambda *_: (self._probe.num_parameters, self._probe.multiply_adds))
 
     @cached_property
     def constructor(self) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from gflownet.operations.convolution import BIAS
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input, words
+from gflownet.operations.operation import Category, Example, Operation, Setting, Settings, Shapes, single_input, words
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import (
     BOOL,
@@ -71,7 +69,7 @@ class SelfAttention(Operation):
     )
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, heads = single_input(inputs, Layout.SEQUENCE), settings["heads"]
         if settings["head_size"] is None:
             check_heads(shape.channels, heads)
@@ -84,11 +82,11 @@ class SelfAttention(Operation):
         return shape
 
     @classmethod
-    def _head_size(cls, shape: Shape, settings: Mapping[str, Any]) -> int:
+    def _head_size(cls, shape: Shape, settings: Settings) -> int:
         return settings["head_size"] or shape.channels // settings["heads"]
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         shape, heads = single_input(inputs), settings["heads"]
         arguments = f"{shape.channels}, {heads}, {_FLAG_WORDS.format(**settings)}"
         arguments += words(settings, kv_heads=None, head_size=None, norm=False, window=None)
@@ -104,7 +102,7 @@ class SelfAttention(Operation):
         return f"{'CarriedAttention' if settings['carry'] else 'SelfAttention'}({arguments})"
 
     @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def state(cls, inputs: Shapes, settings: Settings) -> dict[str, tuple[int, ...]]:
         if not settings["carry"]:
             return {}
         size = cls._head_size(single_input(inputs), settings)
@@ -131,7 +129,7 @@ class WindowAttention(Operation):
     )
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, window = single_input(inputs, Layout.IMAGE), settings["window"]
         check_heads(shape.channels, settings["heads"])
         if any(size % window for size in shape.positions):
@@ -154,7 +152,7 @@ class CrossAttention(Operation):
     )
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         for port, shape in inputs.items():
             if shape.layout is not Layout.SEQUENCE:
                 raise ShapeError(f"expected a sequence at {port}, got {shape}")

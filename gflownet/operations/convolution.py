@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input, words
+from gflownet.operations.operation import Category, Example, Operation, Setting, Settings, Shapes, single_input, words
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, one_of
 
@@ -25,7 +24,7 @@ _SAME_POOL = {"kernel_size": 3, "stride": 1, "padding": "same"}
 _SIGNAL, _IMAGE = Shape((4, 7), Layout.SIGNAL), Shape((4, 5, 6), Layout.IMAGE)
 
 
-def reach(settings: Mapping[str, Any]) -> int:
+def reach(settings: Settings) -> int:
     """Return the distance between the first and the last position of a window."""
     return (settings["kernel_size"] - 1) * settings.get("dilation", 1)
 
@@ -38,7 +37,7 @@ def over_positions(shape: Shape, method: str) -> str:
 
 class _Windows(Operation):
     @classmethod
-    def added(cls, shape: Shape, settings: Mapping[str, Any]) -> list[tuple[int, int]]:
+    def added(cls, shape: Shape, settings: Settings) -> list[tuple[int, int]]:
         """Return the added positions before and after each position axis.
 
         same: reach / 2 on each side, for odd kernels; same_upper: as many as give ceil(size / stride) positions, the
@@ -51,7 +50,7 @@ class _Windows(Operation):
         return [(total // 2, total - total // 2) for total in totals]
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, distance = super().infer_shape(inputs, settings), reach(settings)
         if settings["padding"] == "same" and distance % 2:
             raise ShapeError(f"expected an odd kernel_size with padding=same, got {settings['kernel_size']}")
@@ -69,12 +68,12 @@ class _Convolution(_Windows):
     )
 
     @classmethod
-    def complete(cls, shape: Shape, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def complete(cls, shape: Shape, settings: Settings) -> dict[str, Any]:
         """Return the settings with features and groups."""
         return {**settings}
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape = single_input(inputs, *cls.layouts)
         settings = cls.complete(shape, settings)
         channels, features, groups = shape.channels, settings["features"], settings["groups"]
@@ -84,7 +83,7 @@ class _Convolution(_Windows):
         return super().infer_shape(inputs, settings).with_channels(features)
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         shape = single_input(inputs)
         settings = cls.complete(shape, settings)
         pads = [before * (before == after) for before, after in cls.added(shape, settings)]
@@ -93,7 +92,7 @@ class _Convolution(_Windows):
         return f"nn.Conv{len(pads)}d({shape.channels}, {settings['features']}, {settings['kernel_size']}{more})"
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         # The module pads both sides of an axis equally.
         pads = [(0, 0) if pad[0] == pad[1] else pad for pad in cls.added(single_input(inputs), settings)]
         if not any(map(sum, pads)):
@@ -127,7 +126,7 @@ class _DepthwiseConvolution(_Convolution):
     settings = MappingProxyType({**_WINDOW, "multiplier": Setting(POSITIVE_INT, 1), "padding": _SAME, "bias": BIAS})
 
     @classmethod
-    def complete(cls, shape: Shape, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def complete(cls, shape: Shape, settings: Settings) -> dict[str, Any]:
         return {**settings, "features": shape.channels * settings["multiplier"], "groups": shape.channels}
 
 
@@ -159,7 +158,7 @@ class _WindowPool(_Windows):
     keywords: ClassVar[str] = ""
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         (pad, _), *_ = cls.added(single_input(inputs), settings)
         added = f", padding={pad}{cls.keywords}" if pad else ""
         return f"F.{cls.function}({{input}}, {settings['kernel_size']}, {settings['stride']}{added})"
@@ -203,9 +202,9 @@ class GlobalPool(Operation):
     examples = (Example((_IMAGE,)), Example((_SIGNAL,), {"reduction": "max"}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         return Shape.of(super().infer_shape(inputs, settings).channels)
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         return over_positions(single_input(inputs), REDUCTIONS[settings["reduction"]])

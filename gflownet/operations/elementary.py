@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from gflownet.operations.convolution import BIAS
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.operation import Category, Example, Operation, Setting, Settings, Shapes, single_input
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape
 from gflownet.operations.values import is_number
 from gflownet.operations.vocabulary import BOOL, EPSILON, POSITIVE_INT, PROBABILITY, Parameter
@@ -57,7 +55,7 @@ class LayerScale(Operation):
     examples = (Example((_VECTOR,)), Example((_SEQUENCE,)), Example((_IMAGE,), {"initial": 0.5}))
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         shape = single_input(inputs)
         axes_after = len(shape.sizes) - 1 - shape.channel_axis
         return f"LayerScale({shape.channels}, {axes_after}, {float(settings['initial'])})"
@@ -71,7 +69,7 @@ class SqueezeExcitation(Operation):
     examples = (Example((_IMAGE,), {"ratio": 2}), Example((_SIGNAL,)))
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         channels = single_input(inputs).channels
         return f"SqueezeExcitation({channels}, {max(1, channels // settings['ratio'])})"
 
@@ -91,7 +89,7 @@ class BatchNorm(Operation):
     )
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         words = "({input.channels}, eps={epsilon}, momentum={momentum}, affine={affine})".format(**inputs, **settings)
         return f"nn.BatchNorm{max(1, len(single_input(inputs).positions))}d{words}"
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from gflownet.operations.convolution import BIAS, FEATURES, over_positions
-from gflownet.operations.operation import WEIGHT_PORT, Category, Example, Operation, Setting, single_input
+from gflownet.operations.operation import (
+    WEIGHT_PORT,
+    Category,
+    Example,
+    Operation,
+    Setting,
+    Settings,
+    Shapes,
+    single_input,
+)
 from gflownet.operations.tensor_shape import FLOATS, Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, PROBABILITY, one_of
 
@@ -37,7 +44,7 @@ class MatrixProduct(Operation):
     )
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, other = single_input(inputs, Layout.SEQUENCE), inputs["other"]
         inner = -1 if settings["transposed"] else 0
         if other.layout is not Layout.SEQUENCE or other.sizes[inner] != shape.channels:
@@ -46,7 +53,7 @@ class MatrixProduct(Operation):
         return shape.with_channels(other.sizes[-1 - inner])
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         return "{input} @ {other}.mT" if settings["transposed"] else "{input} @ {other}"
 
 
@@ -59,18 +66,18 @@ class TiedLinear(Operation):
     examples = (Example((Shape.of((5, 3)), Shape.of((4, 3)))), Example((Shape.of(3), Shape.of((4, 3))), {"bias": True}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, weight = single_input(inputs, Layout.VECTOR, Layout.SEQUENCE), inputs[WEIGHT_PORT]
         if len(weight.sizes) != 2 or weight.sizes[1] != shape.channels:
             raise ShapeError(f"expected a weight of {shape.channels} columns, got {list(weight.sizes)}")
         return shape.with_channels(weight.sizes[0])
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         return f"Bias({inputs[WEIGHT_PORT].sizes[0]})" if settings["bias"] else ""
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         return "{module}(F.linear({input}, {weight}))" if settings["bias"] else "F.linear({input}, {weight})"
 
 
@@ -92,11 +99,11 @@ class Head(Linear):
     examples = (Example((Shape.of((2, 3, 4)),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         return Shape.of(super().infer_shape(inputs, settings).channels)
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         return f"{{module}}({over_positions(single_input(inputs), 'mean')})"
 
 
@@ -124,7 +131,7 @@ class Experts(Operation):
     )
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         if settings["active"] > settings["experts"]:
             raise ShapeError(f"expected active at most experts={settings['experts']}, got {settings['active']}")
         return super().infer_shape(inputs, settings)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from gflownet.operations.neuron_code import outside_name
-from gflownet.operations.operation import Operation, Setting, category_of
+from gflownet.operations.operation import Operation, Setting, Settings, Shapes, category_of
 from gflownet.operations.signatures import (
     Form,
     constructor_arguments,
@@ -36,7 +36,7 @@ BATCH_FIRST = "batch_first"
 OUTPUT, LAYOUT = "output", "layout"  # settings besides the arguments
 
 
-def _channels(inputs: Mapping[str, Shape]) -> int:
+def _channels(inputs: Shapes) -> int:
     """Return the size of the axis after the batch, which layers with channels read."""
     shape = next(iter(inputs.values()))
     if shape.layout in (Layout.SEQUENCE, Layout.TOKENS):
@@ -44,23 +44,23 @@ def _channels(inputs: Mapping[str, Shape]) -> int:
     return shape.channels
 
 
-def _width(inputs: Mapping[str, Shape]) -> int | None:
+def _width(inputs: Shapes) -> int | None:
     """Return the features of the first input: the channels of images and the like, the last axis of others."""
     shape = next(iter(inputs.values()))
     return None if shape.layout is Layout.TOKENS else shape.channels
 
 
-def _features(port: str = "") -> Callable[[Mapping[str, Shape]], int | None]:
+def _features(port: str = "") -> Callable[[Shapes], int | None]:
     """Return a function of the inputs: the size of the last axis at a port or, without a name, at the first one."""
 
-    def size(inputs: Mapping[str, Shape]) -> int | None:
+    def size(inputs: Shapes) -> int | None:
         shape = inputs.get(port) if port else next(iter(inputs.values()))
         return None if shape is None or shape.layout is Layout.TOKENS else shape.sizes[-1]
 
     return size
 
 
-def _normalised(inputs: Mapping[str, Shape]) -> tuple[int, ...]:
+def _normalised(inputs: Shapes) -> tuple[int, ...]:
     """Return the features of a vector or a sequence, all axes of other inputs: as torch.nn.LayerNorm's docs."""
     shape = next(iter(inputs.values()))
     return shape.sizes if shape.layout in CHANNELS_FIRST else shape.sizes[-1:]
@@ -70,7 +70,7 @@ _CHANNELS = ("in_channels", "in_chans", "in_chs", "in_planes", "inplanes")
 _CHANNELS += ("num_features", "num_channels", "input_channels")
 _FEATURES = ("in_features", "input_size", "input_dim", "in_dim", "d_in", "embed_dim", "d_model")
 # Arguments of constructors that are filled from the shapes of the inputs unless they are given.
-FILLED: Mapping[str, Callable[[Mapping[str, Shape]], Any]] = MappingProxyType(
+FILLED: Mapping[str, Callable[[Shapes], Any]] = MappingProxyType(
     {
         **dict.fromkeys(_CHANNELS, _channels),
         **dict.fromkeys(_FEATURES, _features()),
@@ -100,14 +100,12 @@ class ModuleOperation(Operation):
     name: ClassVar[str]  # module:Class
     module_class: ClassVar[Any]
     arguments: ClassVar[Mapping[str, inspect.Parameter]]  # of the constructor
-    filled: ClassVar[Mapping[str, Callable[[Mapping[str, Shape]], Any]]]  # arguments from the shapes of the inputs
+    filled: ClassVar[Mapping[str, Callable[[Shapes], Any]]]  # arguments from the shapes of the inputs
     form: ClassVar[Form]  # of a call
     callee: ClassVar[str] = "{module}"  # code of the callable
 
     @classmethod
-    def keywords(
-        cls, arguments: Mapping[str, inspect.Parameter], inputs: Mapping[str, Shape], settings: Mapping[str, Any]
-    ) -> dict[str, str]:
+    def keywords(cls, arguments: Mapping[str, inspect.Parameter], inputs: Shapes, settings: Settings) -> dict[str, str]:
         """Return the source of those arguments that differ from their defaults."""
         ordered = {port: inputs[port] for port in (*cls.ports, *cls.optional_ports) if port in inputs}
         keywords = {}
@@ -121,7 +119,7 @@ class ModuleOperation(Operation):
         return keywords
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         words = [
             f"*{word}" if cls.arguments[key].kind is inspect.Parameter.VAR_POSITIONAL else f"{key}={word}"
             for key, word in cls.keywords(cls.arguments, inputs, settings).items()
@@ -130,12 +128,12 @@ class ModuleOperation(Operation):
         return f"{f'nn.{leaf}' if module == 'torch.nn' else outside_name(cls.name)}({', '.join(words)})"
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         result = _probe(cls, inputs, settings).result
         return f"{cls.whole(inputs, settings, result.written)}{result.part}"
 
     @classmethod
-    def whole(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any], written: Sequence[str] = ()) -> str:
+    def whole(cls, inputs: Shapes, settings: Settings, written: Sequence[str] = ()) -> str:
         """Return the call with the whole result; copies of the inputs `written` are passed."""
         form, words = cls.form, cls.keywords(cls.form.values, inputs, settings)
         words = {key: word.replace("{", "{{").replace("}", "}}") for key, word in words.items()}
@@ -150,13 +148,13 @@ class ModuleOperation(Operation):
         return f"{cls.callee}({', '.join(passed)})"
 
     @classmethod
-    def path(cls, settings: Mapping[str, Any]) -> tuple[int | str, ...]:
+    def path(cls, settings: Settings) -> tuple[int | str, ...]:
         """Return the indices and keys that lead to the output in the result."""
         part = settings[OUTPUT] if cls.settings[OUTPUT] is _OF_OUTPUT[OUTPUT] else None
         return () if part is None else part if isinstance(part, tuple) else (part,)
 
     @classmethod
-    def value(cls, port: str, inputs: Mapping[str, Shape]) -> str:
+    def value(cls, port: str, inputs: Shapes) -> str:
         """Return the tensor of a port; the layers are the first axis of a first state of torch's recurrent modules."""
         if not port.startswith("hx") or not _is_recurrent(cls):
             return f"{{{port}}}"
@@ -164,15 +162,15 @@ class ModuleOperation(Operation):
         return f"{{{port}}}[None]" if is_vector else f"{{{port}}}.transpose(0, 1).contiguous()"
 
     @classmethod
-    def outside_homes(cls, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    def outside_homes(cls, settings: Settings) -> Mapping[str, str]:
         values = [(key, value) for key, value in settings.items() if isinstance(value, str | tuple | Mapping)]
         arguments = {**cls.arguments, **cls.form.values} if values else {}
         names = (name for key, value in values if key in arguments for name in names_in(arguments[key], value))
         return {**cls.outside, **{outside_name(name): name for name in names if not is_of_torch(name)}}
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape, sizes = inputs[cls.ports[0]](cls, inputs, settings).result.sizes or (1,)
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
+        shape, sizes = inputs[cls.ports[0]], _probe(cls, inputs, settings).result.sizes or (1,)
         if cls.settings[LAYOUT] is _OF_OUTPUT[LAYOUT] and settings[LAYOUT] is not None:
             return Shape(sizes, Layout(settings[LAYOUT]))
         if len(sizes) == len(shape.sizes) and shape.layout is not Layout.TOKENS:
@@ -181,7 +179,7 @@ class ModuleOperation(Operation):
         return Shape.of(sizes, Layout.SIGNAL if shape.layout in CHANNELS_FIRST and len(sizes) == 2 else None)
 
 
-def _probe(row: type[ModuleOperation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Any:
+def _probe(row: type[ModuleOperation], inputs: Shapes, settings: Settings) -> Any:
     from gflownet.operations.probe import probe  # imports torch
 
     return probe(row, inputs, settings)
@@ -238,7 +236,7 @@ class FunctionOperation(ModuleOperation):
     forms: ClassVar[Sequence[Form]]
 
     @classmethod
-    def required_ports(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    def required_ports(cls, settings: Settings) -> tuple[str, ...]:
         """Return the tensors of the first form with these settings: torch:mul with a number `other` has one."""
         present = {key for key in cls.form.values if settings.get(key) is not None}
         fitting = (form.ports for form in cls.forms if form.required <= present <= form.values.keys())
@@ -248,7 +246,7 @@ class FunctionOperation(ModuleOperation):
         return ports
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         return ""
 
 

@@ -22,6 +22,8 @@ from gflownet.plugins import load_function
 if TYPE_CHECKING:
     from torch import nn
 
+Shapes = Mapping[str, Shape]  # of the inputs, by port
+Settings = Mapping[str, Any]  # by name
 REQUIRED = object()  # default of a setting that has none
 INPUT_PORT = "input"
 WEIGHT_PORT = "weight"  # an edge into this port carries the weight of its source's module: tied weights
@@ -82,7 +84,7 @@ class Example:
     """A small use of an operation: a case of the contract suite."""
 
     inputs: tuple[Shape, ...]  # in the order of the ports
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 class Operation:
@@ -106,12 +108,12 @@ class Operation:
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod
-    def required_ports(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    def required_ports(cls, settings: Settings) -> tuple[str, ...]:
         """Return the ports that an edge must feed with these settings."""
         return cls.ports
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         """Return the output shape for one input shape per port and complete settings.
 
         Without one of its own, a built-in operation keeps the shape, but for the channels where it has `features`.
@@ -123,7 +125,7 @@ class Operation:
         return shape.with_channels(settings["features"]) if "features" in cls.settings else shape
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         """Return the Python expression that makes the module; empty: no module.
 
         Names in reach: nn, torch and the classes of gflownet.operations.layers. None of a user's class: `build` is
@@ -132,7 +134,7 @@ class Operation:
         return cls.layer.format(**inputs, **settings) if cls.layer else ""
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         """Return the Python expression of the output: {module} and the ports' names in braces are replaced.
 
         Names in reach: torch, F and nn.
@@ -142,7 +144,7 @@ class Operation:
         return code or f"{{module}}({', '.join(names)})"
 
     @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    def state(cls, inputs: Shapes, settings: Settings) -> Mapping[str, tuple[int, ...]]:
         """Return the sizes, without the batch, of the tensors that a call hands to the next one, by name.
 
         None by default. With state, the placeholders of `call` include the names, and its expression returns a tuple:
@@ -151,18 +153,18 @@ class Operation:
         return {}
 
     @classmethod
-    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module | None:
+    def build(cls, inputs: Shapes, settings: Settings) -> nn.Module | None:
         """Return a new module with random first values from torch's global generator; None for no module."""
         source = cls.constructor(inputs, settings)
         return cls.evaluated(source, settings) if source else None
 
     @classmethod
-    def whole(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def whole(cls, inputs: Shapes, settings: Settings) -> str:
         """Return the expression of a result of which `call` may take a part."""
         return cls.call(inputs, settings)
 
     @classmethod
-    def evaluated(cls, source: str, settings: Mapping[str, Any], **values: Any) -> Any:
+    def evaluated(cls, source: str, settings: Settings, **values: Any) -> Any:
         """Return the value of an expression of generated code, with `values` by name."""
         import torch
 
@@ -172,35 +174,35 @@ class Operation:
         return eval(_compiled(source), {**vars(layers), **of_torch, **cls.outside_classes(settings), **values})
 
     @classmethod
-    def outside_homes(cls, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    def outside_homes(cls, settings: Settings) -> Mapping[str, str]:
         """Return module:Class by the name in `constructor` and `call`, with these settings."""
         return cls.outside
 
     @classmethod
-    def outside_classes(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def outside_classes(cls, settings: Settings) -> dict[str, Any]:
         """Return the classes that code names, by these names."""
         return {name: load_function("operation", home) for name, home in cls.outside_homes(settings).items()}
 
     @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
-        """Return the number of trainable parameters; None: `cost_of` counts them on a meta module."""
-        return 0 if is_inherited(cls, "build") and not cls.constructor(inputs, settings) else None
+    def num_parameters(cls, inputs: Shapes, settings: Settings) -> int | None:
+        """Return the number of trainable parameters; None: counted on a meta module."""
+        return None
 
     @classmethod
-    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape | None:
+    def weight_shape(cls, inputs: Shapes, settings: Settings) -> Shape | None:
         """Return the shape of the module's `weight`, for edges into a port `weight`; None: read on a meta module."""
         return None
 
     @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
+    def multiply_adds(cls, inputs: Shapes, settings: Settings) -> int | None:
         """Return the multiply-adds of one example, as torch.utils.flop_counter counts them (half its FLOPs).
 
-        None: `cost_of` counts them on tensors without memory.
+        None: counted on tensors without memory.
         """
         return None if cls.has_products else 0
 
     @classmethod
-    def typed_body(cls, name: str, inputs: Mapping[str, Shape], settings: Mapping[str, Any], projection: str) -> Any:
+    def typed_body(cls, name: str, inputs: Shapes, settings: Settings, projection: str) -> Any:
         """Return the typed graph of an operation made of others, by the name of a node; None of others."""
         return None
 
@@ -253,7 +255,7 @@ def example_inputs(row: type[Operation], example: Example, name: str) -> dict[st
     return dict(zip(row.ports, example.inputs, strict=True))
 
 
-def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def complete_settings(row: type[Operation], name: str, values: Settings) -> tuple[tuple[str, Any], ...]:
     """Return name and value of every setting, sorted. Raises ValueError for an unknown, invalid or missing one."""
     for _, message in setting_errors(row, name, values):
         raise ValueError(message)
@@ -264,7 +266,7 @@ def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]
     return tuple(items)
 
 
-def setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def setting_errors(row: type[Operation], name: str, values: Settings) -> Iterator[tuple[str, str]]:
     """Yield the code and the line of every unknown, invalid or missing setting."""
     for key, item in values.items():
         if key not in row.settings:
@@ -279,7 +281,7 @@ def setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -
             yield "missing_setting", f"{name}: expected a setting {key}, {setting.parameter.expected}, got none"
 
 
-def single_input(inputs: Mapping[str, Shape], *layouts: str) -> Shape:
+def single_input(inputs: Shapes, *layouts: str) -> Shape:
     """Return the shape at the input port. Raises ShapeError unless it has one of the layouts."""
     shape = inputs[INPUT_PORT]
     if layouts and shape.layout not in layouts:
@@ -288,6 +290,6 @@ def single_input(inputs: Mapping[str, Shape], *layouts: str) -> Shape:
     return shape
 
 
-def words(values: Mapping[str, Any], **defaults: Any) -> str:
+def words(values: Settings, **defaults: Any) -> str:
     """Return the source of further keywords of a call, those that have their default left out."""
     return "".join(f", {key}={values[key]!r}" for key, default in defaults.items() if values[key] != default)

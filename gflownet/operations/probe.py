@@ -22,6 +22,8 @@ from gflownet.operations.operation import (
     WEIGHT_PORT,
     Example,
     Operation,
+    Settings,
+    Shapes,
     complete_settings,
     example_inputs,
     is_inherited,
@@ -87,7 +89,7 @@ class Result:
 class Probe:
     """An operation with its shapes by port and its settings; what a run shows is found once."""
 
-    def __init__(self, row: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any]) -> None:
+    def __init__(self, row: Any, shapes: Shapes, settings: Settings) -> None:
         self.row, self.shapes, self.settings = row, dict(shapes), dict(settings)
 
     def module(self, device: str = "meta") -> Any:
@@ -126,14 +128,28 @@ class Probe:
         return result
 
     @cached_property
+    def weight(self) -> Shape:
+        """The shape of the module's weight. Raises ShapeError without one."""
+        if (own := self.row.weight_shape(self.shapes, self.settings)) is not None:
+            return own
+        sizes = getattr(getattr(self.module(), "weight", None), "shape", ())
+        if not sizes:
+            raise ShapeError(f"expected an operation with a weight to share, got {self.row.__name__}")
+        return Shape.of(tuple(sizes))
+
+    @cached_property
     def num_parameters(self) -> int:
-        """The number of trainable parameters."""
-        return _num_trainable(self.module())
+        """The number of trainable parameters: of the class, where it has none of the module."""
+        own = self.row.num_parameters(self.shapes, self.settings)
+        return _num_trainable(self.module()) if own is None else own
 
     @cached_property
     def multiply_adds(self) -> int:
-        """The multiply-adds of one example, by the formulas of torch.utils.flop_counter."""
-        module, row = self.module(), self.row
+        """The multiply-adds of one example: of the class, where it has none by torch.utils.flop_counter."""
+        row = self.row
+        if (own := row.multiply_adds(self.shapes, self.settings)) is not None:
+            return own
+        module = self.module()
         if row.is_layer:  # counted, each shape takes milliseconds, and a search needs thousands
             num_weights = sum(each.numel() for each in module.parameters() if each.dim() > 1)
             return num_weights * prod(row.infer_shape(self.shapes, self.settings).positions)
@@ -304,7 +320,7 @@ def _three(shape: Shape) -> Tensor:
     return torch.randint(0, 2, (3, *shape.sizes)) if is_tokens else torch.rand(3, *shape.sizes)
 
 
-def probe(row: type[Operation], shapes: Mapping[str, Shape], settings: Mapping[str, Any]) -> Probe:
+def probe(row: type[Operation], shapes: Shapes, settings: Settings) -> Probe:
     """Return the probe of an operation, one for equal shapes and settings."""
     key = row, tuple(shapes.items()), exact(settings)
     if key not in _probes:
@@ -312,23 +328,6 @@ def probe(row: type[Operation], shapes: Mapping[str, Shape], settings: Mapping[s
             _probes.clear()
         _probes[key] = Probe(row, shapes, settings)
     return _probes[key]
-
-
-def cost_of(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Return parameters and multiply-adds of one example: those of the class, where it has none counted."""
-    num_parameters, multiply_adds = row.num_parameters(inputs, settings), row.multiply_adds(inputs, settings)
-    num_parameters = probe(row, inputs, settings).num_parameters if num_parameters is None else num_parameters
-    return num_parameters, probe(row, inputs, settings).multiply_adds if multiply_adds is None else multiply_adds
-
-
-def weight_of(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-    """Return the shape of the weight of a module. Raises ShapeError without one."""
-    if (shape := row.weight_shape(inputs, settings)) is None:
-        sizes = getattr(getattr(probe(row, inputs, settings).module(), "weight", None), "shape", ())
-        if not sizes:
-            raise ShapeError(f"expected an operation with a weight to share, got {row.__name__}")
-        return Shape.of(tuple(sizes))
-    return shape
 
 
 def check_row(row: type[Operation], name: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gflownet.operations.convolution import BIAS, FEATURES, reach
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input, words
+from gflownet.operations.operation import Category, Example, Operation, Setting, Settings, Shapes, single_input, words
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT
 
@@ -40,24 +39,24 @@ class _GatedLayer(Operation):
     slots: ClassVar[tuple[str, ...]]  # names of its state
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         if settings["carry"] and settings["bidirectional"]:
             raise ShapeError("expected one direction of a layer with carry, got bidirectional=True")
         features = settings["features"] * (1 + settings["bidirectional"])
         return super().infer_shape(inputs, settings).with_channels(features)
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         kind, more = "Carried" if settings["carry"] else "nn.", words(settings, bidirectional=False, bias=True)
         channels, features = single_input(inputs).channels, settings["features"]
         return f"{kind}{cls.__name__}({channels}, {features}, batch_first=True{more})"
 
     @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def state(cls, inputs: Shapes, settings: Settings) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(cls.slots, (settings["features"],)) if settings["carry"] else {}
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         return super().call(inputs, settings) if settings["carry"] else "{module}({input})[0]"
 
 
@@ -97,18 +96,18 @@ class SelectiveScan(Operation):
     )
 
     @classmethod
-    def _sizes(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+    def _sizes(cls, inputs: Shapes, settings: Settings) -> tuple[int, int, int, int, int]:
         features = single_input(inputs).channels
         rank = settings["rank"] or -(-features // 16)
         return features, settings["expansion"] * features, settings["state_size"], settings["kernel_size"], rank
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         sizes = (*cls._sizes(inputs, settings), settings["chunk"])
         return f"{'CarriedScan' if settings['carry'] else 'SelectiveScan'}({', '.join(map(str, sizes))})"
 
     @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def state(cls, inputs: Shapes, settings: Settings) -> dict[str, tuple[int, ...]]:
         _, inner, state_size, kernel, _ = cls._sizes(inputs, settings)
         return {"hidden": (inner, state_size), "before": (inner, kernel - 1)} if settings["carry"] else {}
 
@@ -128,11 +127,11 @@ class CausalConvolution(Operation):
     examples = (Example((Shape.of((5, 3)),), {"kernel_size": 2, "dilation": 3}),)
 
     @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def state(cls, inputs: Shapes, settings: Settings) -> dict[str, tuple[int, ...]]:
         return {"before": (single_input(inputs).channels, reach(settings))}
 
     @classmethod
-    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
+    def build(cls, inputs: Shapes, settings: Settings) -> nn.Module:
         return import_module("gflownet.operations.sequences").CarriedConvolution(
             single_input(inputs).channels, **settings
         )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
-from typing import Any
 
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.operation import Category, Example, Operation, Setting, Settings, Shapes, single_input
 from gflownet.operations.tensor_shape import AXES, CHANNELS_FIRST, FLOATS, Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import MAX_WIDTH, POSITIVE_INT, Parameter, is_int, one_of, optional
 
@@ -27,14 +25,14 @@ class ToSequence(Operation):
     examples = (Example((_IMAGE,)), Example((_SIGNAL,)), Example((_VECTOR,)))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape = single_input(inputs, *CHANNELS_FIRST, Layout.VECTOR)
         if shape.layout is Layout.VECTOR:
             return Shape((shape.channels, 1), Layout.SEQUENCE)
         return Shape((prod(shape.positions), shape.channels), Layout.SEQUENCE)
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         calls = {Layout.VECTOR: "{input}.unsqueeze(2)", Layout.SIGNAL: "{input}.mT"}
         return calls.get(single_input(inputs).layout, "{input}.flatten(2).mT")
 
@@ -47,14 +45,14 @@ class ToSignal(Operation):
     examples = (Example((_IMAGE,)), Example((_SEQUENCE,)), Example((_VECTOR,)))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape = single_input(inputs, Layout.SEQUENCE, Layout.IMAGE, Layout.VOLUME, Layout.VECTOR)
         if shape.layout is Layout.VECTOR:
             return Shape((1, shape.channels), Layout.SIGNAL)
         return Shape((shape.channels, prod(shape.positions)), Layout.SIGNAL)
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         calls = {Layout.VECTOR: "{input}.unsqueeze(1)", Layout.SEQUENCE: "{input}.mT"}
         return calls.get(single_input(inputs).layout, "{input}.flatten(2)")
 
@@ -68,7 +66,7 @@ class ToImage(Operation):
     examples = (Example((_SEQUENCE,), {"height": 2}), Example((_SIGNAL,), {"height": 4}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape = single_input(inputs, Layout.SEQUENCE, Layout.SIGNAL)
         (length,), height = shape.positions, settings["height"]
         if length % height:
@@ -76,7 +74,7 @@ class ToImage(Operation):
         return Shape((shape.channels, height, length // height), Layout.IMAGE)
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         value = "{input}.mT" if single_input(inputs).layout is Layout.SEQUENCE else "{input}"
         return f"{value}.unflatten(2, ({settings['height']}, -1))"
 
@@ -96,13 +94,13 @@ class Slice(Operation):
     )
 
     @classmethod
-    def _axis(cls, shape: Shape, settings: Mapping[str, Any]) -> int:
+    def _axis(cls, shape: Shape, settings: Settings) -> int:
         if settings["axis"] not in shape.axes:
             raise ShapeError(f"expected an axis of {shape}, got axis={settings['axis']}")
         return shape.axes[settings["axis"]]
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape = single_input(inputs, *FLOATS)
         axis = cls._axis(shape, settings)
         kept = range(shape.sizes[axis])[settings["start"] : settings["stop"]]
@@ -113,7 +111,7 @@ class Slice(Operation):
         return shape.with_size(axis, len(kept))
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         axis = cls._axis(single_input(inputs), settings)
         stop = "" if settings["stop"] is None else settings["stop"]
         return f"{{input}}[{':, ' * (axis + 1)}{settings['start']}:{stop}]"
@@ -133,12 +131,12 @@ class Upsample(Operation):
     examples = (Example((_IMAGE,)), Example((_SIGNAL,), {"mode": "linear"}), Example((_IMAGE,), {"mode": "linear"}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape = single_input(inputs, *CHANNELS_FIRST)
         return shape.with_positions([settings["factor"] * size for size in shape.positions])
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         prefix = {Layout.IMAGE: "bi", Layout.VOLUME: "tri"}.get(single_input(inputs).layout, "")
         mode = prefix + "linear" if settings["mode"] == "linear" else settings["mode"]
         return f"F.interpolate({{input}}, scale_factor={float(settings['factor'])}, mode={mode!r})"

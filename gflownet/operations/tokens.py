@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
-from typing import Any
 
 from gflownet.operations.attention import HEADS, ROTARY_BASE, check_rotary
 from gflownet.operations.convolution import BIAS, FEATURES
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input, words
+from gflownet.operations.operation import Category, Example, Operation, Setting, Settings, Shapes, single_input, words
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape, ShapeError
 from gflownet.operations.values import is_number
 from gflownet.operations.vocabulary import OPTIONAL_POSITIVE_INT, POSITIVE_INT, Parameter
@@ -32,7 +30,7 @@ class Embedding(Operation):
     examples = (Example((Shape((4,), Layout.TOKENS),), {"vocabulary_size": 5, "features": 3}),)
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         return Shape.of((*single_input(inputs, Layout.TOKENS).sizes, settings["features"]))
 
 
@@ -46,7 +44,7 @@ class ColumnEmbedding(Operation):
     examples = (Example((Shape((3,), Layout.TOKENS),), {"categories": (5, 7, 6), "features": 3}),)
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, num = single_input(inputs, Layout.TOKENS), len(settings["categories"])
         if shape.sizes != (num,):
             raise ShapeError(f"expected {num} columns, as categories has entries, got {shape}")
@@ -68,14 +66,14 @@ class Patchify(Operation):
     )
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, size = single_input(inputs, *CHANNELS_FIRST), settings["patch_size"]
         if any(positions % size for positions in shape.positions):
             raise ShapeError(f"expected positions divisible by patch_size={size}, got {shape}")
         return Shape.of((prod(shape.positions) // size ** len(shape.positions), settings["features"]))
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         shape, size = single_input(inputs), settings["patch_size"]
         arguments = f"{shape.channels}, {settings['features']}, {size}, stride={size}{words(settings, bias=True)}"
         return f"nn.Conv{len(shape.positions)}d({arguments})"
@@ -91,14 +89,14 @@ class LearnedPositions(Operation):
     examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"max_length": 7}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, limit = super().infer_shape(inputs, settings), settings["max_length"]
         if limit is not None and prod(shape.positions) > limit:
             raise ShapeError(f"expected at most max_length={limit} positions, got {shape}")
         return shape
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         length, features = single_input(inputs).sizes
         return f"LearnedPositions({settings['max_length'] or length}, {features})"
 
@@ -112,18 +110,18 @@ class RotaryPositions(Operation):
     examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"heads": 2, "base": 500.0}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape = single_input(inputs, Layout.SEQUENCE)
         check_rotary(shape.channels, settings["heads"])
         return shape
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         length, features = single_input(inputs).sizes
         return f"RotaryPositions({length}, {features // settings['heads']}, {float(settings['base'])})"
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         if settings["heads"] == 1:
             return "{module}({input})"
         heads = f"{{input}}.unflatten(2, ({settings['heads']}, -1)).transpose(1, 2)"
@@ -139,6 +137,6 @@ class ClassToken(Operation):
     examples = (Example((_SEQUENCE,)),)
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         length, features = single_input(inputs, Layout.SEQUENCE).sizes
         return Shape.of((length + 1, features))
