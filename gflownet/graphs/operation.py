@@ -227,7 +227,7 @@ class OperationAt:
     def __reduce__(self) -> tuple[Any, ...]:
         return AppliedOperation.at, (self._operation, self._arguments[0])
 
-    @property
+    @cached_property
     def _probe(self) -> Any:
         from gflownet.operations.probe import probe  # imports torch
 

@@ -31,6 +31,10 @@ class Linear(Operation):
     layer = "nn.Linear({input.channels}, {features}, bias={bias})"
     examples = (Example((Shape.of(3),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2, "bias": False}))
 
+    @classmethod
+    def num_parameters(cls, inputs: Shapes, settings: Settings) -> int:
+        return settings["features"] * (single_input(inputs).channels + settings["bias"])  # as of a convolution
+
 
 class MatrixProduct(Operation):
     """The product of sequences as matrices, [T, D] and [D, E] to [T, E], or of [T, D] and the transpose of [E, D]."""
@@ -90,6 +94,10 @@ class GatedLinear(Linear):
         Example((Shape.of(3),), {"features": 4}),
         Example((Shape.of((5, 3)),), {"features": 2, "gate": "gelu", "bias": False}),
     )
+
+    @classmethod
+    def num_parameters(cls, inputs: Shapes, settings: Settings) -> int:
+        return 2 * super().num_parameters(inputs, settings)
 
 
 class Head(Linear):

@@ -186,7 +186,7 @@ class Operation:
     @classmethod
     def num_parameters(cls, inputs: Shapes, settings: Settings) -> int | None:
         """Return the number of trainable parameters; None: counted on a meta module."""
-        return None
+        return 0 if is_inherited(cls, "build") and not cls.constructor(inputs, settings) else None
 
     @classmethod
     def weight_shape(cls, inputs: Shapes, settings: Settings) -> Shape | None:

@@ -149,10 +149,12 @@ class Probe:
         row = self.row
         if (own := row.multiply_adds(self.shapes, self.settings)) is not None:
             return own
-        module = self.module()
         if row.is_layer:  # counted, each shape takes milliseconds, and a search needs thousands
-            num_weights = sum(each.numel() for each in module.parameters() if each.dim() > 1)
+            num_weights = row.num_parameters(self.shapes, {**self.settings, "bias": False})
+            if num_weights is None:
+                num_weights = sum(each.numel() for each in self.module().parameters() if each.dim() > 1)
             return num_weights * prod(row.infer_shape(self.shapes, self.settings).positions)
+        module = self.module()
 
         def counted(batch: int | None) -> int:
             with MultiplyAdds() as counter:
