@@ -70,7 +70,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             rms_norm=("RMSNorm", "divide the features by their root mean square"),
         ),
         **_rows(
-            "tokens",
+            "attention",
             embedding=("Embedding", "a learned vector for each token"),
             column_embedding=("ColumnEmbedding", "a learned vector for each of several columns of categories"),
             patchify=("Patchify", "linear layer over each patch of a signal, an image or a volume"),
@@ -101,7 +101,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             layer_scale=("LayerScale", "each channel times a learned number"),
         ),
         **_rows(
-            "reshaping",
+            "elementary",
             to_sequence=("ToSequence", "positions of a signal, an image or a volume as a sequence"),
             to_signal=("ToSignal", "positions of a sequence, an image or a volume as a signal"),
             to_image=("ToImage", "positions of a sequence or a signal as an image"),

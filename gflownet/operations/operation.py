@@ -102,7 +102,7 @@ class Operation:
     category: ClassVar[Category] = Category.OTHER
     has_products: ClassVar[bool] = True  # of matrices, or convolutions: False for 0 multiply-adds
     is_layer: ClassVar[bool] = False  # whether its matrices are applied once at each position of the output
-    layouts: ClassVar[tuple[Layout, ...]] = FLOATS  # of the input, for the `infer_shape` of built-in operations
+    layouts: ClassVar[tuple[Layout, ...]] = FLOATS  # that the input may have, where `infer_shape` is not defined
     layer: ClassVar[str] = ""  # template of `constructor`: {features} is a setting, {input.channels} of the port input
     code: ClassVar[str | Mapping[Layout, str]] = ""  # of `call`, or by the layout of the input
     examples: ClassVar[tuple[Example, ...]] = ()
@@ -116,7 +116,7 @@ class Operation:
     def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         """Return the output shape for one input shape per port and complete settings.
 
-        Without one of its own, a built-in operation keeps the shape, but for the channels where it has `features`.
+        By default for a class with `layouts`: the shape of the input, with as many channels as a setting `features`.
 
         Raises:
             ShapeError: the operation cannot be applied to these shapes; the message says why.
@@ -210,9 +210,9 @@ class Operation:
     def check(cls, name: str) -> None:
         """Raise ValueError for a user's class that violates the contract; `check_row` runs its examples."""
         check_class(cls, name)
-        if is_inherited(cls, "infer_shape"):
+        if is_inherited(cls, "infer_shape") and cls.layouts is Operation.layouts:
             raise ValueError(f"operation: expected {name} to define infer_shape")
-        if all(is_inherited(cls, method) for method in ("build", "constructor", "call")):
+        if not has_code(cls):
             raise ValueError(f"operation: expected {name} to define build, constructor or call")
 
 
@@ -224,6 +224,12 @@ def _compiled(source: str) -> Any:
 def is_inherited(row: type[Operation], method: str) -> bool:
     """Return whether a class has a method of the contract unchanged."""
     return getattr(row, method).__func__ is getattr(Operation, method).__func__
+
+
+def has_code(row: type[Operation]) -> bool:
+    """Return whether a class defines its module or the code of its output."""
+    methods = ("build", "constructor", "call")
+    return bool(row.layer or row.code) or not all(is_inherited(row, method) for method in methods)
 
 
 def check_class(row: type[Operation], name: str) -> None:

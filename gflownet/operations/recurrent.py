@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gflownet.operations.convolution import BIAS, FEATURES, reach
 from gflownet.operations.operation import Category, Example, Operation, Setting, Settings, Shapes, single_input, words
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _SEQUENCE = Shape.of((4, 3))
 # The state after the last time step is handed to the next call.
@@ -124,14 +120,9 @@ class CausalConvolution(Operation):
         {"kernel_size": Setting(POSITIVE_INT, 4, choices=(4, 8)), "dilation": Setting(POSITIVE_INT, 1)}
     )
     layouts = (Layout.SEQUENCE,)
+    layer = "CarriedConvolution({input.channels}, kernel_size={kernel_size}, dilation={dilation})"
     examples = (Example((Shape.of((5, 3)),), {"kernel_size": 2, "dilation": 3}),)
 
     @classmethod
     def state(cls, inputs: Shapes, settings: Settings) -> dict[str, tuple[int, ...]]:
         return {"before": (single_input(inputs).channels, reach(settings))}
-
-    @classmethod
-    def build(cls, inputs: Shapes, settings: Settings) -> nn.Module:
-        return import_module("gflownet.operations.sequences").CarriedConvolution(
-            single_input(inputs).channels, **settings
-        )
