@@ -324,7 +324,9 @@ def _three(shape: Shape) -> Tensor:
 
 
 def probe(row: type[Operation], shapes: Shapes, settings: Settings) -> Probe:
-    """Return the probe of an operation, one for equal shapes and settings."""
+    """Return the probe of an operation; of a module or function by name, one for equal shapes and settings."""
+    if not hasattr(row, "module_class"):  # `AppliedOperation.at` keeps it, and making one takes less than the key
+        return Probe(row, shapes, settings)
     key = row, tuple(shapes.items()), exact(settings)
     if key not in _probes:
         if len(_probes) >= _MAX_PROBES:
