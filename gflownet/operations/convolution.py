@@ -163,12 +163,11 @@ class _WindowPool(_Windows):
         }
     )
     function: ClassVar[str]
-    keywords: ClassVar[str] = ""
 
     @classmethod
     def call(cls, inputs: Shapes, settings: Settings) -> str:
         (pad, _), *_ = cls.added(single_input(inputs), settings)
-        added = f", padding={pad}{cls.keywords}" if pad else ""
+        added = f", padding={pad}{', count_include_pad=False' * cls.function.startswith('avg')}" if pad else ""
         return f"F.{cls.function}({{input}}, {settings['kernel_size']}, {settings['stride']}{added})"
 
 
@@ -189,14 +188,14 @@ class MaxPool2d(_WindowPool):
 class AvgPool1d(_WindowPool):
     """The mean of each window of a signal [C, L]; padded positions are not counted."""
 
-    layouts, function, keywords = (Layout.SIGNAL,), "avg_pool1d", ", count_include_pad=False"
+    layouts, function = (Layout.SIGNAL,), "avg_pool1d"
     examples = (Example((_SIGNAL,)), Example((_SIGNAL,), _SAME_POOL))
 
 
 class AvgPool2d(_WindowPool):
     """The mean of each window of an image [C, H, W]; padded positions are not counted."""
 
-    layouts, function, keywords = (Layout.IMAGE,), "avg_pool2d", ", count_include_pad=False"
+    layouts, function = (Layout.IMAGE,), "avg_pool2d"
     examples = (Example((_IMAGE,)), Example((_IMAGE,), _SAME_POOL))
 
 

@@ -181,7 +181,7 @@ class ToImage(Operation):
     has_products = False
     layouts = (Layout.SEQUENCE, Layout.SIGNAL)
     settings = MappingProxyType({"height": Setting(POSITIVE_INT)})
-    examples = (Example((Shape.of((4, 3)),), {"height": 2}), Example((_SIGNAL,), {"height": 4}))
+    examples = (Example((Shape.of((4, 3)),), {"height": 2}), Example((_SIGNAL,), {"height": 5}))
 
     @classmethod
     def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:

@@ -36,47 +36,38 @@ BATCH_FIRST = "batch_first"
 OUTPUT, LAYOUT = "output", "layout"  # settings besides the arguments
 
 
-def _channels(inputs: Shapes) -> int:
+def _channels(shape: Shape) -> int:
     """Return the size of the axis after the batch, which layers with channels read."""
-    shape = next(iter(inputs.values()))
     if shape.layout in (Layout.SEQUENCE, Layout.TOKENS):
         raise ShapeError(f"expected channels before positions, got {shape}; to_signal moves them")
     return shape.channels
 
 
-def _width(inputs: Shapes) -> int | None:
-    """Return the features of the first input: the channels of images and the like, the last axis of others."""
-    shape = next(iter(inputs.values()))
+def _width(shape: Shape) -> int | None:
+    """Return the channels of images and the like, the last axis of others."""
     return None if shape.layout is Layout.TOKENS else shape.channels
 
 
-def _features(port: str = "") -> Callable[[Shapes], int | None]:
-    """Return a function of the inputs: the size of the last axis at a port or, without a name, at the first one."""
-
-    def size(inputs: Shapes) -> int | None:
-        shape = inputs.get(port) if port else next(iter(inputs.values()))
-        return None if shape is None or shape.layout is Layout.TOKENS else shape.sizes[-1]
-
-    return size
+def _features(shape: Shape) -> int | None:
+    """Return the size of the last axis."""
+    return None if shape.layout is Layout.TOKENS else shape.sizes[-1]
 
 
-def _normalised(inputs: Shapes) -> tuple[int, ...]:
+def _normalised(shape: Shape) -> tuple[int, ...]:
     """Return the features of a vector or a sequence, all axes of other inputs: as torch.nn.LayerNorm's docs."""
-    shape = next(iter(inputs.values()))
     return shape.sizes if shape.layout in CHANNELS_FIRST else shape.sizes[-1:]
 
 
 _CHANNELS = ("in_channels", "in_chans", "in_chs", "in_planes", "inplanes")
 _CHANNELS += ("num_features", "num_channels", "input_channels")
 _FEATURES = ("in_features", "input_size", "input_dim", "in_dim", "d_in", "embed_dim", "d_model")
-# Arguments of constructors that are filled from the shapes of the inputs unless they are given.
-FILLED: Mapping[str, Callable[[Shapes], Any]] = MappingProxyType(
+_PORTS = {"in1_features": "input1", "in2_features": "input2", "kdim": "key", "vdim": "value"}
+# Arguments of constructors that are filled from the shape of the first input, or of _PORTS, unless they are given.
+FILLED: Mapping[str, Callable[[Shape], Any]] = MappingProxyType(
     {
         **dict.fromkeys(_CHANNELS, _channels),
-        **dict.fromkeys(_FEATURES, _features()),
-        **{"in1_features": _features("input1"), "in2_features": _features("input2")},
-        **{"kdim": _features("key"), "vdim": _features("value"), "normalized_shape": _normalised},
-        BATCH_FIRST: lambda inputs: True,
+        **dict.fromkeys((*_FEATURES, *_PORTS), _features),
+        **{"normalized_shape": _normalised, BATCH_FIRST: lambda shape: True},
     }
 )
 # Required arguments of classes outside of torch, of which the first is the width; in torch `dim` is an axis.
@@ -100,7 +91,7 @@ class ModuleOperation(Operation):
     name: ClassVar[str]  # module:Class
     module_class: ClassVar[Any]
     arguments: ClassVar[Mapping[str, inspect.Parameter]]  # of the constructor
-    filled: ClassVar[Mapping[str, Callable[[Shapes], Any]]]  # arguments from the shapes of the inputs
+    filled: ClassVar[Mapping[str, Callable[[Shape], Any]]]  # arguments from the shape of an input
     form: ClassVar[Form]  # of a call
     callee: ClassVar[str] = "{module}"  # code of the callable
 
@@ -112,7 +103,8 @@ class ModuleOperation(Operation):
         for key, argument in arguments.items():
             value, default = settings[key], cls.settings[key].default
             if value is None and key in cls.filled:
-                value = cls.filled[key](ordered)
+                shape = ordered.get(_PORTS[key]) if key in _PORTS else next(iter(ordered.values()))
+                value = None if shape is None else cls.filled[key](shape)
             if (value != default or is_required(argument)) and repr(value) != repr(argument.default):
                 is_list = bool(cls.outside) and "uple" not in f"{argument.annotation} {type(argument.default)}"
                 keywords[key] = source_of(argument, value, is_list=is_list)
@@ -156,7 +148,9 @@ class ModuleOperation(Operation):
     @classmethod
     def value(cls, port: str, inputs: Shapes) -> str:
         """Return the tensor of a port; the layers are the first axis of a first state of torch's recurrent modules."""
-        if not port.startswith("hx") or not _is_recurrent(cls):
+        kind = cls.module_class
+        is_recurrent = isinstance(kind, type) and issubclass(kind, import_module("torch").nn.RNNBase)
+        if not (is_recurrent and port.startswith("hx")):
             return f"{{{port}}}"
         is_vector = inputs[port].layout is Layout.VECTOR
         return f"{{{port}}}[None]" if is_vector else f"{{{port}}}.transpose(0, 1).contiguous()"
@@ -272,8 +266,3 @@ def function_operation(name: str, function: Callable[..., Any]) -> type[Function
     row = _row(FunctionOperation, name, leaf, function, {}, form, outside)
     row.forms, row.callee = forms, f"{short}.{leaf}" if short else outside_name(name)
     return row
-
-
-def _is_recurrent(row: type[ModuleOperation]) -> bool:
-    kind = row.module_class
-    return isinstance(kind, type) and issubclass(kind, import_module("torch").nn.RNNBase)

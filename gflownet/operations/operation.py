@@ -44,30 +44,22 @@ class Category(StrEnum):
 
 
 # Words in the names of operations; the first match decides.
-_CATEGORY_WORDS: Mapping[str, Category] = {
-    "pool": Category.POOLING,
-    "conv": Category.CONVOLUTION,
-    "attention": Category.ATTENTION,
-    "transformer": Category.ATTENTION,
-    "norm": Category.NORMALISATION,
-    "dropout": Category.NORMALISATION,
-    "lstm": Category.RECURRENT,
-    "gru": Category.RECURRENT,
-    "rnn": Category.RECURRENT,
-    "rhn": Category.RECURRENT,
-    "linear": Category.LINEAR,
-    "dense": Category.LINEAR,
-    "embed": Category.TOKENS,
-    "flatten": Category.RESHAPING,
-    "shuffle": Category.RESHAPING,
-    "upsampl": Category.RESHAPING,
-    "pad": Category.RESHAPING,
+_CATEGORY_WORDS: Mapping[Category, tuple[str, ...]] = {
+    Category.POOLING: ("pool",),
+    Category.CONVOLUTION: ("conv",),
+    Category.ATTENTION: ("attention", "transformer"),
+    Category.NORMALISATION: ("norm", "dropout"),
+    Category.RECURRENT: ("lstm", "gru", "rnn", "rhn"),
+    Category.LINEAR: ("linear", "dense"),
+    Category.TOKENS: ("embed",),
+    Category.RESHAPING: ("flatten", "shuffle", "upsampl", "pad"),
 }
 
 
 def category_of(name: str) -> Category:
     """Return the category of an operation by the words in its name."""
-    return next((each for word, each in _CATEGORY_WORDS.items() if word in name.lower()), Category.OTHER)
+    matches = (each for each, words in _CATEGORY_WORDS.items() if any(word in name.lower() for word in words))
+    return next(matches, Category.OTHER)
 
 
 @dataclass(frozen=True)
