@@ -26,7 +26,7 @@ from gflownet.envs.operation_choices import OperationChoices, Prefix
 from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.mdp.states import NO_LIMIT
 from gflownet.operations.operation import INPUT_PORT
-from gflownet.operations.probe import cost_of
+from gflownet.operations.probe import probe
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape, ShapeError
 
 UNKNOWN = -1  # number of a shape that is not known
@@ -216,7 +216,7 @@ class _Evaluator:
         if shape.layout is Layout.TOKENS:
             return 0, 0
         aligned = self._output.with_channels(shape.channels) if self._output.positions else shape
-        return cost_of(self._applied.row, {INPUT_PORT: aligned}, self._applied.settings)
+        return self._applied.cost({INPUT_PORT: aligned})
 
     def __call__(self, applied: AppliedOperation, shapes: tuple[Shape, ...]) -> _Result | None:
         """Return output and cost, None if the operation does not fit the shapes at its ports or the caps."""
@@ -231,11 +231,9 @@ class _Evaluator:
         if result.layout is Layout.TOKENS or (self._output.positions and result.layout is not self._output.layout):
             return None
         is_counted = [cap < NO_LIMIT for cap in self._caps]
-        is_known = any(is_counted) or self._finds_weights
-        num_parameters, multiply_adds = row.num_parameters(inputs, settings) if is_known else 0, 0
-        if is_counted[1] or num_parameters is None:
-            num_parameters, multiply_adds = cost_of(row, inputs, settings)
-        cost = num_parameters * is_counted[0], multiply_adds * is_counted[1]
+        counted = probe(row, inputs, settings)
+        num_parameters = counted.num_parameters if any(is_counted) or self._finds_weights else 0
+        cost = num_parameters * is_counted[0], counted.multiply_adds if is_counted[1] else 0
         total = [a + b for a, b in zip(cost, self.head(result), strict=True)]
         return (result, (*cost, int(num_parameters > 0))) if is_within(total, self._caps) else None
 

@@ -58,7 +58,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             depthwise_conv2d=("DepthwiseConv2d", "convolution of each channel of an image"),
         ),
         **_rows(
-            "pooling",
+            "convolution",
             max_pool1d=("MaxPool1d", "largest value of each window of a signal"),
             max_pool2d=("MaxPool2d", "largest value of each window of an image"),
             avg_pool1d=("AvgPool1d", "mean of each window of a signal"),
@@ -66,13 +66,13 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             global_pool=("GlobalPool", "mean or maximum over all positions"),
         ),
         **_rows(
-            "normalisation",
+            "elementary",
             batch_norm=("BatchNorm", "normalise each channel over the batch"),
             layer_norm=("LayerNorm", "normalise the features of each position"),
             rms_norm=("RMSNorm", "divide the features by their root mean square"),
         ),
         **_rows(
-            "tokens",
+            "attention",
             embedding=("Embedding", "a learned vector for each token"),
             column_embedding=("ColumnEmbedding", "a learned vector for each of several columns of categories"),
             patchify=("Patchify", "linear layer over each patch of a signal, an image or a volume"),
@@ -103,7 +103,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             layer_scale=("LayerScale", "each channel times a learned number"),
         ),
         **_rows(
-            "reshaping",
+            "elementary",
             to_sequence=("ToSequence", "positions of a signal, an image or a volume as a sequence"),
             to_signal=("ToSignal", "positions of a sequence, an image or a volume as a signal"),
             to_image=("ToImage", "positions of a sequence or a signal as an image"),
@@ -222,6 +222,12 @@ class OperationAt:
         return AppliedOperation.at, (self._operation, self._arguments[0])
 
     @cached_property
+    def _probe(self) -> Any:
+        from gflownet.operations.probe import probe  # imports torch
+
+        return probe(self._row, *self._arguments)
+
+    @cached_property
     def output(self) -> Shape:
         """The output shape."""
         shape = self._checked("a result of infer_shape", self._row.infer_shape)
@@ -232,7 +238,7 @@ class OperationAt:
     @cached_property
     def weight(self) -> Shape:
         """The shape of the module's weight. Raises ShapeError without one."""
-        return self._checked("a result of weight_shape", self._row.weight_shape)
+        return self._checked("a result of weight_shape", lambda *_: self._probe.weight)
 
     @cached_property
     def state(self) -> Mapping[str, tuple[int, ...]]:
@@ -253,9 +259,7 @@ class OperationAt:
         num_parameters, multiply_adds = self._row.num_parameters(*arguments), self._row.multiply_adds(*arguments)
         if num_parameters is not None and multiply_adds is not None:
             return num_parameters, multiply_adds
-        from gflownet.operations.probe import cost_of  # imports torch
-
-        return cost_of(self._row, *arguments)
+        return self._probe.num_parameters, self._probe.multiply_adds
 
     @cached_property
     def parameters(self) -> tuple[ParameterPlan, ...]:

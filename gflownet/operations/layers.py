@@ -406,6 +406,19 @@ class CarriedGRU(nn.GRU):
         return y, hidden[0]
 
 
+class CarriedConvolution(nn.Module):
+    """A causal depthwise convolution that continues from the inputs of the call before."""
+
+    def __init__(self, features: int, *, kernel_size: int, dilation: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(features, features, kernel_size, dilation=dilation, groups=features)
+
+    def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [R, T, W] for x [R, T, W] after the inputs before [R, W, reach], and the next state."""
+        window = torch.cat((before, x.mT), 2)
+        return self.convolution(window).mT, window[:, :, x.shape[1] :]
+
+
 class SelectiveScan(nn.Module):
     """The block of Mamba: a state per channel whose steps depend on the input (Gu and Dao 2023, section 3).
 

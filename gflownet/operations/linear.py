@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
 from types import MappingProxyType
-from typing import Any
 
-from gflownet.operations.operation import WEIGHT_PORT, Category, Example, Operation, Setting, single_input
+from gflownet.operations.convolution import BIAS, FEATURES, over_positions
+from gflownet.operations.operation import (
+    WEIGHT_PORT,
+    Category,
+    Example,
+    Operation,
+    Setting,
+    Settings,
+    Shapes,
+    single_input,
+)
 from gflownet.operations.tensor_shape import FLOATS, Layout, Shape, ShapeError
-from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, PROBABILITY, Parameter
+from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, PROBABILITY, one_of
 
-FEATURES = (8, 16, 32, 64)
 GATES = ("sigmoid", "relu", "gelu", "silu")
-GATE = Parameter(f"one of {', '.join(GATES)}", lambda value: value in GATES)
 
 
 class Linear(Operation):
     """x W^T + b over the last axis of a vector or a sequence."""
 
     category = Category.LINEAR
-    settings = MappingProxyType({"features": Setting(POSITIVE_INT, choices=FEATURES), "bias": Setting(BOOL, True)})
+    is_layer = True
+    settings = MappingProxyType({"features": FEATURES, "bias": BIAS})
+    layouts = (Layout.VECTOR, Layout.SEQUENCE)
     layer = "nn.Linear({input.channels}, {features}, bias={bias})"
     examples = (Example((Shape.of(3),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2, "bias": False}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, Layout.VECTOR, Layout.SEQUENCE).with_channels(settings["features"])
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return settings["features"] * (single_input(inputs).channels + settings["bias"])
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        shape = single_input(inputs)
-        return prod(shape.positions) * shape.channels * settings["features"]
-
-    @classmethod
-    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return Shape.of((settings["features"], single_input(inputs).channels))
+    def num_parameters(cls, inputs: Shapes, settings: Settings) -> int:
+        return settings["features"] * (single_input(inputs).channels + settings["bias"])  # as of a convolution
 
 
 class MatrixProduct(Operation):
@@ -54,7 +48,7 @@ class MatrixProduct(Operation):
     )
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, other = single_input(inputs, Layout.SEQUENCE), inputs["other"]
         inner = -1 if settings["transposed"] else 0
         if other.layout is not Layout.SEQUENCE or other.sizes[inner] != shape.channels:
@@ -63,7 +57,7 @@ class MatrixProduct(Operation):
         return shape.with_channels(other.sizes[-1 - inner])
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         return "{input} @ {other}.mT" if settings["transposed"] else "{input} @ {other}"
 
 
@@ -76,26 +70,25 @@ class TiedLinear(Operation):
     examples = (Example((Shape.of((5, 3)), Shape.of((4, 3)))), Example((Shape.of(3), Shape.of((4, 3))), {"bias": True}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, weight = single_input(inputs, Layout.VECTOR, Layout.SEQUENCE), inputs[WEIGHT_PORT]
         if len(weight.sizes) != 2 or weight.sizes[1] != shape.channels:
             raise ShapeError(f"expected a weight of {shape.channels} columns, got {list(weight.sizes)}")
         return shape.with_channels(weight.sizes[0])
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         return f"Bias({inputs[WEIGHT_PORT].sizes[0]})" if settings["bias"] else ""
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         return "{module}(F.linear({input}, {weight}))" if settings["bias"] else "F.linear({input}, {weight})"
 
 
-class GatedLinear(Operation):
+class GatedLinear(Linear):
     """(x W + b) * gate(x V + c) (Dauphin et al. 2017; Shazeer 2020)."""
 
-    category = Category.LINEAR
-    settings = MappingProxyType({**Linear.settings, "gate": Setting(GATE, "sigmoid", choices=GATES)})
+    settings = MappingProxyType({**Linear.settings, "gate": Setting(one_of(*GATES), "sigmoid", choices=GATES)})
     layer = "GatedLinear({input.channels}, {features}, {gate!r}, bias={bias})"
     examples = (
         Example((Shape.of(3),), {"features": 4}),
@@ -103,29 +96,23 @@ class GatedLinear(Operation):
     )
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return Linear.infer_shape(inputs, settings)
+    def num_parameters(cls, inputs: Shapes, settings: Settings) -> int:
+        return 2 * super().num_parameters(inputs, settings)
 
 
 class Head(Linear):
     """The average over all positions, then a linear layer: [F]."""
 
+    layouts = FLOATS
     examples = (Example((Shape.of((2, 3, 4)),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2}))
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        single_input(inputs, *FLOATS)
-        return Shape((settings["features"],), Layout.VECTOR)
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
+        return Shape.of(super().infer_shape(inputs, settings).channels)
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        shape = single_input(inputs)
-        axes = tuple(axis + 1 for axis in range(len(shape.sizes)) if axis != shape.channel_axis)
-        return f"{{module}}({{input}}.mean(dim={axes}))" if axes else "{module}({input})"
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).channels * settings["features"]
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
+        return f"{{module}}({over_positions(single_input(inputs), 'mean')})"
 
 
 class Experts(Operation):
@@ -136,11 +123,12 @@ class Experts(Operation):
     """
 
     category = Category.LINEAR
+    layouts = (Layout.VECTOR, Layout.SEQUENCE)
     settings = MappingProxyType(
         {
             "experts": Setting(POSITIVE_INT, 4, choices=(2, 4)),
             "active": Setting(POSITIVE_INT, 1, choices=(1, 2)),
-            "hidden_features": Setting(POSITIVE_INT, choices=FEATURES),
+            "hidden_features": FEATURES,
             "balance": Setting(PROBABILITY, 0.01),
         }
     )
@@ -151,7 +139,7 @@ class Experts(Operation):
     )
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         if settings["active"] > settings["experts"]:
             raise ShapeError(f"expected active at most experts={settings['experts']}, got {settings['active']}")
-        return single_input(inputs, Layout.VECTOR, Layout.SEQUENCE)
+        return super().infer_shape(inputs, settings)

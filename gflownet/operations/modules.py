@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from gflownet.operations.code import outside_name
-from gflownet.operations.operation import Operation, Setting, category_of
+from gflownet.operations.operation import Operation, Setting, Settings, Shapes, category_of
 from gflownet.operations.signatures import (
     Form,
     constructor_arguments,
@@ -30,53 +30,44 @@ from gflownet.operations.signatures import (
     source_of,
 )
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, FLOATS, Layout, Shape, ShapeError
-from gflownet.operations.vocabulary import Parameter
+from gflownet.operations.vocabulary import Parameter, one_of
 
 BATCH_FIRST = "batch_first"
 OUTPUT, LAYOUT = "output", "layout"  # settings besides the arguments
 
 
-def _channels(inputs: Mapping[str, Shape]) -> int:
+def _channels(shape: Shape) -> int:
     """Return the size of the axis after the batch, which layers with channels read."""
-    shape = next(iter(inputs.values()))
     if shape.layout in (Layout.SEQUENCE, Layout.TOKENS):
         raise ShapeError(f"expected channels before positions, got {shape}; to_signal moves them")
     return shape.channels
 
 
-def _width(inputs: Mapping[str, Shape]) -> int | None:
-    """Return the features of the first input: the channels of images and the like, the last axis of others."""
-    shape = next(iter(inputs.values()))
+def _width(shape: Shape) -> int | None:
+    """Return the channels of images and the like, the last axis of others."""
     return None if shape.layout is Layout.TOKENS else shape.channels
 
 
-def _features(port: str = "") -> Callable[[Mapping[str, Shape]], int | None]:
-    """Return a function of the inputs: the size of the last axis at a port or, without a name, at the first one."""
-
-    def size(inputs: Mapping[str, Shape]) -> int | None:
-        shape = inputs.get(port) if port else next(iter(inputs.values()))
-        return None if shape is None or shape.layout is Layout.TOKENS else shape.sizes[-1]
-
-    return size
+def _features(shape: Shape) -> int | None:
+    """Return the size of the last axis."""
+    return None if shape.layout is Layout.TOKENS else shape.sizes[-1]
 
 
-def _normalised(inputs: Mapping[str, Shape]) -> tuple[int, ...]:
+def _normalised(shape: Shape) -> tuple[int, ...]:
     """Return the features of a vector or a sequence, all axes of other inputs: as torch.nn.LayerNorm's docs."""
-    shape = next(iter(inputs.values()))
     return shape.sizes if shape.layout in CHANNELS_FIRST else shape.sizes[-1:]
 
 
 _CHANNELS = ("in_channels", "in_chans", "in_chs", "in_planes", "inplanes")
 _CHANNELS += ("num_features", "num_channels", "input_channels")
 _FEATURES = ("in_features", "input_size", "input_dim", "in_dim", "d_in", "embed_dim", "d_model")
-# Arguments of constructors that are filled from the shapes of the inputs unless they are given.
-FILLED: Mapping[str, Callable[[Mapping[str, Shape]], Any]] = MappingProxyType(
+_PORTS = {"in1_features": "input1", "in2_features": "input2", "kdim": "key", "vdim": "value"}
+# Arguments of constructors that are filled from the shape of the first input, or of _PORTS, unless they are given.
+FILLED: Mapping[str, Callable[[Shape], Any]] = MappingProxyType(
     {
         **dict.fromkeys(_CHANNELS, _channels),
-        **dict.fromkeys(_FEATURES, _features()),
-        **{"in1_features": _features("input1"), "in2_features": _features("input2")},
-        **{"kdim": _features("key"), "vdim": _features("value"), "normalized_shape": _normalised},
-        BATCH_FIRST: lambda inputs: True,
+        **dict.fromkeys((*_FEATURES, *_PORTS), _features),
+        **{"normalized_shape": _normalised, BATCH_FIRST: lambda shape: True},
     }
 )
 # Required arguments of classes outside of torch, of which the first is the width; in torch `dim` is an axis.
@@ -87,8 +78,7 @@ _PART = Parameter(
     lambda value: all(type(each) in (int, str) for each in (value if isinstance(value, list | tuple) else [value])),
 )
 _LAYOUTS = tuple(each.value for each in FLOATS)
-_LAYOUT = Parameter(f"one of {', '.join(_LAYOUTS)}", lambda value: value in _LAYOUTS)
-_OF_OUTPUT = {OUTPUT: Setting(_PART, None), LAYOUT: Setting(_LAYOUT, None)}
+_OF_OUTPUT = {OUTPUT: Setting(_PART, None), LAYOUT: Setting(one_of(*_LAYOUTS), None)}
 
 
 class ModuleOperation(Operation):
@@ -101,28 +91,27 @@ class ModuleOperation(Operation):
     name: ClassVar[str]  # module:Class
     module_class: ClassVar[Any]
     arguments: ClassVar[Mapping[str, inspect.Parameter]]  # of the constructor
-    filled: ClassVar[Mapping[str, Callable[[Mapping[str, Shape]], Any]]]  # arguments from the shapes of the inputs
+    filled: ClassVar[Mapping[str, Callable[[Shape], Any]]]  # arguments from the shape of an input
     form: ClassVar[Form]  # of a call
     callee: ClassVar[str] = "{module}"  # code of the callable
 
     @classmethod
-    def keywords(
-        cls, arguments: Mapping[str, inspect.Parameter], inputs: Mapping[str, Shape], settings: Mapping[str, Any]
-    ) -> dict[str, str]:
+    def keywords(cls, arguments: Mapping[str, inspect.Parameter], inputs: Shapes, settings: Settings) -> dict[str, str]:
         """Return the source of those arguments that differ from their defaults."""
         ordered = {port: inputs[port] for port in (*cls.ports, *cls.optional_ports) if port in inputs}
         keywords = {}
         for key, argument in arguments.items():
             value, default = settings[key], cls.settings[key].default
             if value is None and key in cls.filled:
-                value = cls.filled[key](ordered)
+                shape = ordered.get(_PORTS[key]) if key in _PORTS else next(iter(ordered.values()))
+                value = None if shape is None else cls.filled[key](shape)
             if (value != default or is_required(argument)) and repr(value) != repr(argument.default):
                 is_list = bool(cls.outside) and "uple" not in f"{argument.annotation} {type(argument.default)}"
                 keywords[key] = source_of(argument, value, is_list=is_list)
         return keywords
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         words = [
             f"*{word}" if cls.arguments[key].kind is inspect.Parameter.VAR_POSITIONAL else f"{key}={word}"
             for key, word in cls.keywords(cls.arguments, inputs, settings).items()
@@ -131,12 +120,12 @@ class ModuleOperation(Operation):
         return f"{f'nn.{leaf}' if module == 'torch.nn' else outside_name(cls.name)}({', '.join(words)})"
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         result = _probe(cls, inputs, settings).result
         return f"{cls.whole(inputs, settings, result.written)}{result.part}"
 
     @classmethod
-    def whole(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any], written: Sequence[str] = ()) -> str:
+    def whole(cls, inputs: Shapes, settings: Settings, written: Sequence[str] = ()) -> str:
         """Return the call with the whole result; copies of the inputs `written` are passed."""
         form, words = cls.form, cls.keywords(cls.form.values, inputs, settings)
         words = {key: word.replace("{", "{{").replace("}", "}}") for key, word in words.items()}
@@ -151,28 +140,30 @@ class ModuleOperation(Operation):
         return f"{cls.callee}({', '.join(passed)})"
 
     @classmethod
-    def path(cls, settings: Mapping[str, Any]) -> tuple[int | str, ...]:
+    def path(cls, settings: Settings) -> tuple[int | str, ...]:
         """Return the indices and keys that lead to the output in the result."""
         part = settings[OUTPUT] if cls.settings[OUTPUT] is _OF_OUTPUT[OUTPUT] else None
         return () if part is None else part if isinstance(part, tuple) else (part,)
 
     @classmethod
-    def value(cls, port: str, inputs: Mapping[str, Shape]) -> str:
+    def value(cls, port: str, inputs: Shapes) -> str:
         """Return the tensor of a port; the layers are the first axis of a first state of torch's recurrent modules."""
-        if not port.startswith("hx") or not _is_recurrent(cls):
+        kind = cls.module_class
+        is_recurrent = isinstance(kind, type) and issubclass(kind, import_module("torch").nn.RNNBase)
+        if not (is_recurrent and port.startswith("hx")):
             return f"{{{port}}}"
         is_vector = inputs[port].layout is Layout.VECTOR
         return f"{{{port}}}[None]" if is_vector else f"{{{port}}}.transpose(0, 1).contiguous()"
 
     @classmethod
-    def outside_homes(cls, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    def outside_homes(cls, settings: Settings) -> Mapping[str, str]:
         values = [(key, value) for key, value in settings.items() if isinstance(value, str | tuple | Mapping)]
         arguments = {**cls.arguments, **cls.form.values} if values else {}
         names = (name for key, value in values if key in arguments for name in names_in(arguments[key], value))
         return {**cls.outside, **{outside_name(name): name for name in names if not is_of_torch(name)}}
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         shape, sizes = inputs[cls.ports[0]], _probe(cls, inputs, settings).result.sizes or (1,)
         if cls.settings[LAYOUT] is _OF_OUTPUT[LAYOUT] and settings[LAYOUT] is not None:
             return Shape(sizes, Layout(settings[LAYOUT]))
@@ -181,13 +172,8 @@ class ModuleOperation(Operation):
         # Channels stay before positions.
         return Shape.of(sizes, Layout.SIGNAL if shape.layout in CHANNELS_FIRST and len(sizes) == 2 else None)
 
-    @classmethod
-    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        sizes = getattr(getattr(_probe(cls, inputs, settings).module(), "weight", None), "shape", ())
-        return Shape.of(tuple(sizes)) if sizes else super().weight_shape(inputs, settings)
 
-
-def _probe(row: type[ModuleOperation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Any:
+def _probe(row: type[ModuleOperation], inputs: Shapes, settings: Settings) -> Any:
     from gflownet.operations.probe import probe  # imports torch
 
     return probe(row, inputs, settings)
@@ -244,7 +230,7 @@ class FunctionOperation(ModuleOperation):
     forms: ClassVar[Sequence[Form]]
 
     @classmethod
-    def required_ports(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    def required_ports(cls, settings: Settings) -> tuple[str, ...]:
         """Return the tensors of the first form with these settings: torch:mul with a number `other` has one."""
         present = {key for key in cls.form.values if settings.get(key) is not None}
         fitting = (form.ports for form in cls.forms if form.required <= present <= form.values.keys())
@@ -254,7 +240,7 @@ class FunctionOperation(ModuleOperation):
         return ports
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         return ""
 
 
@@ -280,8 +266,3 @@ def function_operation(name: str, function: Callable[..., Any]) -> type[Function
     row = _row(FunctionOperation, name, leaf, function, {}, form, outside)
     row.forms, row.callee = forms, f"{short}.{leaf}" if short else outside_name(name)
     return row
-
-
-def _is_recurrent(row: type[ModuleOperation]) -> bool:
-    kind = row.module_class
-    return isinstance(kind, type) and issubclass(kind, import_module("torch").nn.RNNBase)

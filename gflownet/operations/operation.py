@@ -23,6 +23,8 @@ from gflownet.plugins import load_function
 if TYPE_CHECKING:
     from torch import nn
 
+Shapes = Mapping[str, Shape]  # of the inputs, by port
+Settings = Mapping[str, Any]  # by name
 REQUIRED = object()  # default of a setting that has none
 INPUT_PORT = "input"
 WEIGHT_PORT = "weight"  # an edge into this port carries the weight of its source's module: tied weights
@@ -43,30 +45,22 @@ class Category(StrEnum):
 
 
 # Words in the names of operations; the first match decides.
-_CATEGORY_WORDS: Mapping[str, Category] = {
-    "pool": Category.POOLING,
-    "conv": Category.CONVOLUTION,
-    "attention": Category.ATTENTION,
-    "transformer": Category.ATTENTION,
-    "norm": Category.NORMALISATION,
-    "dropout": Category.NORMALISATION,
-    "lstm": Category.RECURRENT,
-    "gru": Category.RECURRENT,
-    "rnn": Category.RECURRENT,
-    "rhn": Category.RECURRENT,
-    "linear": Category.LINEAR,
-    "dense": Category.LINEAR,
-    "embed": Category.TOKENS,
-    "flatten": Category.RESHAPING,
-    "shuffle": Category.RESHAPING,
-    "upsampl": Category.RESHAPING,
-    "pad": Category.RESHAPING,
+_CATEGORY_WORDS: Mapping[Category, tuple[str, ...]] = {
+    Category.POOLING: ("pool",),
+    Category.CONVOLUTION: ("conv",),
+    Category.ATTENTION: ("attention", "transformer"),
+    Category.NORMALISATION: ("norm", "dropout"),
+    Category.RECURRENT: ("lstm", "gru", "rnn", "rhn"),
+    Category.LINEAR: ("linear", "dense"),
+    Category.TOKENS: ("embed",),
+    Category.RESHAPING: ("flatten", "shuffle", "upsampl", "pad"),
 }
 
 
 def category_of(name: str) -> Category:
     """Return the category of an operation by the words in its name."""
-    return next((each for word, each in _CATEGORY_WORDS.items() if word in name.lower()), Category.OTHER)
+    matches = (each for each, words in _CATEGORY_WORDS.items() if any(word in name.lower() for word in words))
+    return next(matches, Category.OTHER)
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ class Example:
     """A small use of an operation: a case of the contract suite."""
 
     inputs: tuple[Shape, ...]  # in the order of the ports
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 class Operation:
@@ -100,26 +94,31 @@ class Operation:
     signature: ClassVar[str] = ""  # of a module's constructor, for errors
     category: ClassVar[Category] = Category.OTHER
     has_products: ClassVar[bool] = True  # of matrices, or convolutions: False for 0 multiply-adds
+    is_layer: ClassVar[bool] = False  # whether its matrices are applied once at each position of the output
+    layouts: ClassVar[tuple[Layout, ...]] = FLOATS  # that the input may have, where `infer_shape` is not defined
     layer: ClassVar[str] = ""  # template of `constructor`: {features} is a setting, {input.channels} of the port input
-    code: ClassVar[str] = ""  # of `call`, where it does not depend on shapes and settings
+    code: ClassVar[str | Mapping[Layout, str]] = ""  # of `call`, or by the layout of the input
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod
-    def required_ports(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    def required_ports(cls, settings: Settings) -> tuple[str, ...]:
         """Return the ports that an edge must feed with these settings."""
         return cls.ports
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         """Return the output shape for one input shape per port and complete settings.
+
+        By default for a class with `layouts`: the shape of the input, with as many channels as a setting `features`.
 
         Raises:
             ShapeError: the operation cannot be applied to these shapes; the message says why.
         """
-        raise NotImplementedError(f"{cls.__name__}: expected infer_shape to be defined")
+        shape = single_input(inputs, *cls.layouts)
+        return shape.with_channels(settings["features"]) if "features" in cls.settings else shape
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         """Return the Python expression that makes the module; empty: no module.
 
         Names in reach: nn, torch and the classes of gflownet.operations.layers. None of a user's class: `build` is
@@ -128,16 +127,17 @@ class Operation:
         return cls.layer.format(**inputs, **settings) if cls.layer else ""
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         """Return the Python expression of the output: {module} and the ports' names in braces are replaced.
 
         Names in reach: torch, F and nn.
         """
         names = (f"{{{name}}}" for name in (*cls.ports, *cls.state(inputs, settings)))
-        return cls.code or f"{{module}}({', '.join(names)})"
+        code = cls.code if isinstance(cls.code, str) else cls.code[single_input(inputs).layout]
+        return code or f"{{module}}({', '.join(names)})"
 
     @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    def state(cls, inputs: Shapes, settings: Settings) -> Mapping[str, tuple[int, ...]]:
         """Return the sizes, without the batch, of the tensors that a call hands to the next one, by name.
 
         None by default. With state, the placeholders of `call` include the names, and its expression returns a tuple:
@@ -146,18 +146,18 @@ class Operation:
         return {}
 
     @classmethod
-    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module | None:
+    def build(cls, inputs: Shapes, settings: Settings) -> nn.Module | None:
         """Return a new module with random first values from torch's global generator; None for no module."""
         source = cls.constructor(inputs, settings)
         return cls.evaluated(source, settings) if source else None
 
     @classmethod
-    def whole(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def whole(cls, inputs: Shapes, settings: Settings) -> str:
         """Return the expression of a result of which `call` may take a part."""
         return cls.call(inputs, settings)
 
     @classmethod
-    def evaluated(cls, source: str, settings: Mapping[str, Any], **values: Any) -> Any:
+    def evaluated(cls, source: str, settings: Settings, **values: Any) -> Any:
         """Return the value of an expression of generated code, with `values` by name."""
         import torch
 
@@ -167,40 +167,40 @@ class Operation:
         return eval(_compiled(source), {**vars(layers), **of_torch, **cls.outside_classes(settings), **values})
 
     @classmethod
-    def outside_homes(cls, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    def outside_homes(cls, settings: Settings) -> Mapping[str, str]:
         """Return module:Class by the name in `constructor` and `call`, with these settings."""
         return cls.outside
 
     @classmethod
-    def outside_classes(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def outside_classes(cls, settings: Settings) -> dict[str, Any]:
         """Return the classes that code names, by these names."""
         return {name: load_function("operation", home) for name, home in cls.outside_homes(settings).items()}
 
     @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
-        """Return the number of trainable parameters; None: `cost_of` counts them on a meta module."""
+    def num_parameters(cls, inputs: Shapes, settings: Settings) -> int | None:
+        """Return the number of trainable parameters; None: counted on a meta module."""
         return 0 if is_inherited(cls, "build") and not cls.constructor(inputs, settings) else None
 
     @classmethod
-    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        """Return the shape of the module's `weight`, for edges into a port `weight`. Raises ShapeError without one."""
-        raise ShapeError(f"expected an operation with a weight to share, got {cls.__name__}")
+    def weight_shape(cls, inputs: Shapes, settings: Settings) -> Shape | None:
+        """Return the shape of the module's `weight`, for edges into a port `weight`; None: read on a meta module."""
+        return None
 
     @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
+    def multiply_adds(cls, inputs: Shapes, settings: Settings) -> int | None:
         """Return the multiply-adds of one example, as torch.utils.flop_counter counts them (half its FLOPs).
 
-        None: `cost_of` counts them on tensors without memory.
+        None: counted on tensors without memory.
         """
         return None if cls.has_products else 0
 
     @classmethod
-    def parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Iterable[ParameterPlan]:
+    def parameters(cls, inputs: Shapes, settings: Settings) -> Iterable[ParameterPlan]:
         """Yield the parameters besides those of a module; names are completed by the id of the node or in-edge."""
         return ()
 
     @classmethod
-    def sizes(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Any:
+    def sizes(cls, inputs: Shapes, settings: Settings) -> Any:
         """Return the widths inside of a neuron; None of others."""
         return None
 
@@ -210,7 +210,7 @@ class Operation:
         return code.called()
 
     @classmethod
-    def typed_body(cls, name: str, inputs: Mapping[str, Shape], settings: Mapping[str, Any], projection: str) -> Any:
+    def typed_body(cls, name: str, inputs: Shapes, settings: Settings, projection: str) -> Any:
         """Return the typed graph of an operation made of others, by the name of a node; None of others."""
         return None
 
@@ -218,9 +218,9 @@ class Operation:
     def check(cls, name: str) -> None:
         """Raise ValueError for a user's class that violates the contract; `check_row` runs its examples."""
         check_class(cls, name)
-        if is_inherited(cls, "infer_shape"):
+        if is_inherited(cls, "infer_shape") and cls.layouts is Operation.layouts:
             raise ValueError(f"operation: expected {name} to define infer_shape")
-        if all(is_inherited(cls, method) for method in ("build", "constructor", "call")):
+        if not has_code(cls):
             raise ValueError(f"operation: expected {name} to define build, constructor or call")
 
 
@@ -229,19 +229,15 @@ def _compiled(source: str) -> Any:
     return compile(source, "<operation>", "eval")  # takes as long as a run
 
 
-class SameShape(Operation):
-    """Base of operations whose output has the shape of the input, which has one of `layouts`."""
-
-    layouts: ClassVar[tuple[Layout, ...]] = FLOATS
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *cls.layouts)
-
-
 def is_inherited(row: type[Operation], method: str) -> bool:
     """Return whether a class has a method of the contract unchanged."""
     return getattr(row, method).__func__ is getattr(Operation, method).__func__
+
+
+def has_code(row: type[Operation]) -> bool:
+    """Return whether a class defines its module or the code of its output."""
+    methods = ("build", "constructor", "call")
+    return bool(row.layer or row.code) or not all(is_inherited(row, method) for method in methods)
 
 
 def check_class(row: type[Operation], name: str) -> None:
@@ -273,7 +269,7 @@ def example_inputs(row: type[Operation], example: Example, name: str) -> dict[st
     return dict(zip(row.ports, example.inputs, strict=True))
 
 
-def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def complete_settings(row: type[Operation], name: str, values: Settings) -> tuple[tuple[str, Any], ...]:
     """Return name and value of every setting, sorted. Raises ValueError for an unknown, invalid or missing one."""
     for _, message in setting_errors(row, name, values):
         raise ValueError(message)
@@ -284,7 +280,7 @@ def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]
     return tuple(items)
 
 
-def setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def setting_errors(row: type[Operation], name: str, values: Settings) -> Iterator[tuple[str, str]]:
     """Yield the code and the line of every unknown, invalid or missing setting."""
     for key, item in values.items():
         if key not in row.settings:
@@ -299,10 +295,15 @@ def setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -
             yield "missing_setting", f"{name}: expected a setting {key}, {setting.parameter.expected}, got none"
 
 
-def single_input(inputs: Mapping[str, Shape], *layouts: str) -> Shape:
+def single_input(inputs: Shapes, *layouts: str) -> Shape:
     """Return the shape at the input port. Raises ShapeError unless it has one of the layouts."""
     shape = inputs[INPUT_PORT]
     if layouts and shape.layout not in layouts:
         article = "an" if layouts[0] == "image" else "a"
         raise ShapeError(f"expected {article} {' or '.join(layouts)}, got {shape}")
     return shape
+
+
+def words(values: Settings, **defaults: Any) -> str:
+    """Return the source of further keywords of a call, those that have their default left out."""
+    return "".join(f", {key}={values[key]!r}" for key, default in defaults.items() if values[key] != default)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
+from math import prod
 from typing import Any
 from weakref import WeakSet
 
@@ -21,8 +22,11 @@ from gflownet.operations.operation import (
     WEIGHT_PORT,
     Example,
     Operation,
+    Settings,
+    Shapes,
     complete_settings,
     example_inputs,
+    has_code,
     is_inherited,
 )
 from gflownet.operations.signatures import names_in
@@ -86,14 +90,14 @@ class Result:
 class Probe:
     """An operation with its shapes by port and its settings; what a run shows is found once."""
 
-    def __init__(self, row: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any]) -> None:
+    def __init__(self, row: Any, shapes: Shapes, settings: Settings) -> None:
         self.row, self.shapes, self.settings = row, dict(shapes), dict(settings)
 
     def module(self, device: str = "meta") -> Any:
-        """Return the module, None of a function; one of torch.nn serves all shapes."""
+        """Return the module, None of a function; one that its code makes serves all shapes with the same code."""
         row, settings = self.row, self.settings
-        if getattr(row, "name", "").startswith("torch.nn"):
-            return _of_torch(row, row.constructor(self.shapes, settings), tuple(settings.items()), device)
+        if is_inherited(row, "build") and getattr(row, "name", "torch.nn").startswith("torch.nn"):
+            return _evaluated(row, row.constructor(self.shapes, settings), tuple(settings.items()), device)
         with torch.device(device):
             return row.build(self.shapes, settings)
 
@@ -125,13 +129,32 @@ class Probe:
         return result
 
     @cached_property
+    def weight(self) -> Shape:
+        """The shape of the module's weight. Raises ShapeError without one."""
+        if (own := self.row.weight_shape(self.shapes, self.settings)) is not None:
+            return own
+        sizes = getattr(getattr(self.module(), "weight", None), "shape", ())
+        if not sizes:
+            raise ShapeError(f"expected an operation with a weight to share, got {self.row.__name__}")
+        return Shape.of(tuple(sizes))
+
+    @cached_property
     def num_parameters(self) -> int:
-        """The number of trainable parameters."""
-        return _num_trainable(self.module())
+        """The number of trainable parameters: of the class, where it has none of the module."""
+        own = self.row.num_parameters(self.shapes, self.settings)
+        return _num_trainable(self.module()) if own is None else own
 
     @cached_property
     def multiply_adds(self) -> int:
-        """The multiply-adds of one example, by the formulas of torch.utils.flop_counter."""
+        """The multiply-adds of one example: of the class, where it has none by torch.utils.flop_counter."""
+        row = self.row
+        if (own := row.multiply_adds(self.shapes, self.settings)) is not None:
+            return own
+        if row.is_layer:  # counted, each shape takes milliseconds, and a search needs thousands
+            num_weights = row.num_parameters(self.shapes, {**self.settings, "bias": False})
+            if num_weights is None:
+                num_weights = sum(each.numel() for each in self.module().parameters() if each.dim() > 1)
+            return num_weights * prod(row.infer_shape(self.shapes, self.settings).positions)
         module = self.module()
 
         def counted(batch: int | None) -> int:
@@ -270,7 +293,7 @@ class Probe:
 
 
 @lru_cache(maxsize=2**12)
-def _of_torch(row: type[Operation], source: str, settings: tuple[tuple[str, Any], ...], device: str) -> Any:
+def _evaluated(row: type[Operation], source: str, settings: tuple[tuple[str, Any], ...], device: str) -> Any:
     with torch.device(device):
         return row.evaluated(source, dict(settings)) if source else None
 
@@ -300,8 +323,10 @@ def _three(shape: Shape) -> Tensor:
     return torch.randint(0, 2, (3, *shape.sizes)) if is_tokens else torch.rand(3, *shape.sizes)
 
 
-def probe(row: type[Operation], shapes: Mapping[str, Shape], settings: Mapping[str, Any]) -> Probe:
-    """Return the probe of an operation, one for equal shapes and settings."""
+def probe(row: type[Operation], shapes: Shapes, settings: Settings) -> Probe:
+    """Return the probe of an operation; of a module or function by name, one for equal shapes and settings."""
+    if not hasattr(row, "module_class"):  # `AppliedOperation.at` keeps it, and making one takes less than the key
+        return Probe(row, shapes, settings)
     key = row, tuple(shapes.items()), exact(settings)
     if key not in _probes:
         if len(_probes) >= _MAX_PROBES:
@@ -310,17 +335,10 @@ def probe(row: type[Operation], shapes: Mapping[str, Shape], settings: Mapping[s
     return _probes[key]
 
 
-def cost_of(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Return parameters and multiply-adds of one example: those of the class, where it has none counted."""
-    num_parameters, multiply_adds = row.num_parameters(inputs, settings), row.multiply_adds(inputs, settings)
-    num_parameters = probe(row, inputs, settings).num_parameters if num_parameters is None else num_parameters
-    return num_parameters, probe(row, inputs, settings).multiply_adds if multiply_adds is None else multiply_adds
-
-
 def check_row(row: type[Operation], name: str) -> None:
     """Raise ValueError for a user's class that violates the contract; its examples are run without data."""
     row.check(name)
-    if not all(is_inherited(row, method) for method in ("build", "constructor", "call")):
+    if has_code(row):
         for position, example in enumerate(row.examples):
             check_example(row, example, f"{name}.examples[{position}]")
 

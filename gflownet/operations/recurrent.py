@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from gflownet.operations.convolution import FEATURES, reach
-from gflownet.operations.operation import Category, Example, Operation, SameShape, Setting, single_input
+from gflownet.operations.convolution import BIAS, FEATURES, reach
+from gflownet.operations.operation import Category, Example, Operation, Setting, Settings, Shapes, single_input, words
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _SEQUENCE = Shape.of((4, 3))
 # The state after the last time step is handed to the next call.
@@ -22,70 +17,58 @@ _CARRY = Setting(BOOL, False)
 
 class _GatedLayer(Operation):
     category = Category.RECURRENT
+    is_layer = True
     settings = MappingProxyType(
         {
             "features": FEATURES,
             "bidirectional": Setting(BOOL, False, choices=(False, True)),
-            "bias": Setting(BOOL, True),
+            "bias": BIAS,
             "carry": _CARRY,
         }
     )
+    layouts = (Layout.SEQUENCE,)
     examples = (
         Example((_SEQUENCE,), {"features": 2}),
         Example((_SEQUENCE,), {"features": 2, "bidirectional": True, "bias": False}),
         Example((_SEQUENCE,), {"features": 2, "carry": True}),
     )
-    num_gates: ClassVar[int]
     slots: ClassVar[tuple[str, ...]]  # names of its state
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+    def infer_shape(cls, inputs: Shapes, settings: Settings) -> Shape:
         if settings["carry"] and settings["bidirectional"]:
             raise ShapeError("expected one direction of a layer with carry, got bidirectional=True")
         features = settings["features"] * (1 + settings["bidirectional"])
-        return single_input(inputs, Layout.SEQUENCE).with_channels(features)
+        return super().infer_shape(inputs, settings).with_channels(features)
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        words = [str(single_input(inputs).channels), str(settings["features"]), "batch_first=True"]
-        words += ["bidirectional=True"] if settings["bidirectional"] else []
-        words += [] if settings["bias"] else ["bias=False"]
-        kind = f"Carried{cls.__name__}" if settings["carry"] else f"nn.{cls.__name__}"
-        return f"{kind}({', '.join(words)})"
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
+        kind, more = "Carried" if settings["carry"] else "nn.", words(settings, bidirectional=False, bias=True)
+        channels, features = single_input(inputs).channels, settings["features"]
+        return f"{kind}{cls.__name__}({channels}, {features}, batch_first=True{more})"
 
     @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def state(cls, inputs: Shapes, settings: Settings) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(cls.slots, (settings["features"],)) if settings["carry"] else {}
 
     @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def call(cls, inputs: Shapes, settings: Settings) -> str:
         return super().call(inputs, settings) if settings["carry"] else "{module}({input})[0]"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        size, features = single_input(inputs).channels, settings["features"]
-        per_direction = cls.num_gates * features * (size + features + 2 * settings["bias"])
-        return per_direction * (1 + settings["bidirectional"])
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        (length,) = single_input(inputs).positions
-        return length * cls.num_parameters(inputs, {**settings, "bias": False})
 
 
 class LSTM(_GatedLayer):
     """The outputs of an LSTM at all time steps (Hochreiter and Schmidhuber 1997)."""
 
-    num_gates, slots = 4, ("hidden", "cell")
+    slots = ("hidden", "cell")
 
 
 class GRU(_GatedLayer):
     """The outputs of a GRU at all time steps (Cho et al. 2014)."""
 
-    num_gates, slots = 3, ("hidden",)
+    slots = ("hidden",)
 
 
-class SelectiveScan(SameShape):
+class SelectiveScan(Operation):
     """The block of Mamba (Gu and Dao 2023): a convolution and a state whose steps depend on the input.
 
     `chunk` positions are computed side by side. With `carry`, a call continues from the state of the one before.
@@ -109,49 +92,37 @@ class SelectiveScan(SameShape):
     )
 
     @classmethod
-    def _sizes(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+    def _sizes(cls, inputs: Shapes, settings: Settings) -> tuple[int, int, int, int, int]:
         features = single_input(inputs).channels
         rank = settings["rank"] or -(-features // 16)
         return features, settings["expansion"] * features, settings["state_size"], settings["kernel_size"], rank
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+    def constructor(cls, inputs: Shapes, settings: Settings) -> str:
         sizes = (*cls._sizes(inputs, settings), settings["chunk"])
         return f"{'CarriedScan' if settings['carry'] else 'SelectiveScan'}({', '.join(map(str, sizes))})"
 
     @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def state(cls, inputs: Shapes, settings: Settings) -> dict[str, tuple[int, ...]]:
         _, inner, state_size, kernel, _ = cls._sizes(inputs, settings)
         return {"hidden": (inner, state_size), "before": (inner, kernel - 1)} if settings["carry"] else {}
 
 
-class CausalConvolution(SameShape):
+class CausalConvolution(Operation):
     """Convolution of each feature of a sequence over this and the `kernel_size` - 1 positions before.
 
     Its state is the inputs at the positions before.
     """
 
     category = Category.CONVOLUTION
+    is_layer = True
     settings = MappingProxyType(
         {"kernel_size": Setting(POSITIVE_INT, 4, choices=(4, 8)), "dilation": Setting(POSITIVE_INT, 1)}
     )
     layouts = (Layout.SEQUENCE,)
+    layer = "CarriedConvolution({input.channels}, kernel_size={kernel_size}, dilation={dilation})"
     examples = (Example((Shape.of((5, 3)),), {"kernel_size": 2, "dilation": 3}),)
 
     @classmethod
-    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def state(cls, inputs: Shapes, settings: Settings) -> dict[str, tuple[int, ...]]:
         return {"before": (single_input(inputs).channels, reach(settings))}
-
-    @classmethod
-    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
-        return import_module("gflownet.operations.sequences").CarriedConvolution(
-            single_input(inputs).channels, **settings
-        )
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).channels * (settings["kernel_size"] + 1)
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).num_elements * settings["kernel_size"]

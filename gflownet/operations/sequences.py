@@ -163,19 +163,6 @@ def _cell(kind: str) -> type[Cell]:
     return cell_class
 
 
-class CarriedConvolution(nn.Module):
-    """A causal depthwise convolution that continues from the inputs of the call before."""
-
-    def __init__(self, features: int, *, kernel_size: int, dilation: int) -> None:
-        super().__init__()
-        self.convolution = nn.Conv1d(features, features, kernel_size, dilation=dilation, groups=features)
-
-    def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [R, T, W] for x [R, T, W] after the inputs before [R, W, reach], and the next state."""
-        window = torch.cat((before, x.mT), 2)
-        return self.convolution(window).mT, window[:, :, x.shape[1] :]
-
-
 def pad_copies(num_copies: int, value: Tensor, missing: int) -> Tensor:
     """Return K copies side by side, [B, K C, ...], with zeros for the missing channels of each copy."""
     return F.pad(_by_copy(num_copies, value), (0, missing)).flatten(-2).movedim(-1, 1)

@@ -47,15 +47,24 @@ class Parameter:
     accepts: Callable[[Any], bool]
 
 
-def _is_int(value: Any) -> bool:
+def one_of(*names: str) -> Parameter:
+    """Return a setting that is one of some names."""
+    return Parameter(f"one of {', '.join(names)}", lambda value: value in names)
+
+
+def optional(parameter: Parameter) -> Parameter:
+    """Return a setting that may be null."""
+    return Parameter(f"{parameter.expected} or null", lambda value: value is None or parameter.accepts(value))
+
+
+def is_int(value: Any) -> bool:
+    """Return whether a value is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-POSITIVE_INT = Parameter(f"an int in [1, {MAX_WIDTH:,}]", lambda value: _is_int(value) and 1 <= value <= MAX_WIDTH)
-NOT_NEGATIVE_INT = Parameter(f"an int in [0, {MAX_WIDTH:,}]", lambda value: _is_int(value) and 0 <= value <= MAX_WIDTH)
-OPTIONAL_POSITIVE_INT = Parameter(
-    f"{POSITIVE_INT.expected} or null", lambda value: value is None or POSITIVE_INT.accepts(value)
-)
+POSITIVE_INT = Parameter(f"an int in [1, {MAX_WIDTH:,}]", lambda value: is_int(value) and 1 <= value <= MAX_WIDTH)
+NOT_NEGATIVE_INT = Parameter(f"an int in [0, {MAX_WIDTH:,}]", lambda value: is_int(value) and 0 <= value <= MAX_WIDTH)
+OPTIONAL_POSITIVE_INT = optional(POSITIVE_INT)
 TEMPERATURE = Parameter(
     f"a float in [{MIN_TEMPERATURE:g}, {MAX_TEMPERATURE:g}]",
     lambda value: is_number(value) and MIN_TEMPERATURE <= value <= MAX_TEMPERATURE,
@@ -387,10 +396,10 @@ def short_name(name: str) -> str:
 # Settings of a graph's translation, under config["translation"].
 TRANSLATION_SETTINGS: Mapping[str, Parameter] = MappingProxyType(
     {
-        "projection": Parameter(f"one of {', '.join(PROJECTIONS)}", lambda value: value in PROJECTIONS),
-        "dtype": Parameter(f"one of {', '.join(DTYPES)}", lambda value: value in DTYPES),
-        "memory_format": Parameter(f"one of {', '.join(MEMORY_FORMATS)}", lambda value: value in MEMORY_FORMATS),
-        "autocast": Parameter(f"one of {', '.join(AUTOCAST_DTYPES)}", lambda value: value in AUTOCAST_DTYPES),
+        "projection": one_of(*PROJECTIONS),
+        "dtype": one_of(*DTYPES),
+        "memory_format": one_of(*MEMORY_FORMATS),
+        "autocast": one_of(*AUTOCAST_DTYPES),
         "padded": BOOL,
     }
 )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gflownet.operations.activations import Cell
-from gflownet.operations.operation import Category, Example, SameShape, Setting, single_input
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
 from gflownet.operations.parameters import Initial, ParameterPlan
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.vocabulary import BOOL, POSITIVE_INT
@@ -74,7 +74,7 @@ def rhn_config(size: int) -> RHNConfig:
     return RHNConfig(hidden_size=size, intermediate_size=2 * size, depth=1)
 
 
-class RHN(SameShape):
+class RHN(Operation):
     """The states of a layer of a Recurrent Hyper Network at all time steps: as wide as its input, with a residual."""
 
     category = Category.RECURRENT

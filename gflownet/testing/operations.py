@@ -15,7 +15,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation import operation, read_operation
 from gflownet.graphs.typed import graph_cost
 from gflownet.operations.operation import WEIGHT_PORT, Example, Operation
-from gflownet.operations.probe import Probe, cost_of
+from gflownet.operations.probe import Probe
 from gflownet.operations.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
 from gflownet.testing.contract import Contract, expect, expect_error
 from gflownet.translation import to_pytorch_model, to_source
@@ -59,13 +59,13 @@ class OperationContract(Contract):
         values = [sample(*item) for item in inputs.items()]
         shape, expected = list(module(*values).shape), [_BATCH, *row.infer_shape(inputs, settings).sizes]
         expect(shape == expected, f"expected {expected} as from infer_shape, got {shape}")
-        cost = cost_of(row, inputs, settings)
-        num, counted = cost[0], sum(each.numel() for each in module.parameters())
+        probe = Probe(row, inputs, settings)
+        num, counted = probe.num_parameters, sum(each.numel() for each in module.parameters())
         expect(num == counted, f"expected num_parameters {counted} as of the module, got {num}")
         # On the CPU the counter does not see fused attention and LSTM layers.
         with FlopCounterMode(display=False) as counter:
             module.to("meta")(*(value.to("meta") for value in values))
-        num, counted = cost[1] * 2 * _BATCH, counter.get_total_flops()
+        num, counted = probe.multiply_adds * 2 * _BATCH, counter.get_total_flops()
         expect(num == counted, f"expected multiply_adds {counted // 2 // _BATCH} as counted, got {num // 2 // _BATCH}")
 
     def check_gradients_equal_finite_differences(self) -> None:

@@ -20,11 +20,19 @@ from torch import Tensor, nn
 from gflownet.graphs.typed import TypedGraph, TypedNode
 from gflownet.operations.activations import CodeActivation, Softmax
 from gflownet.operations.code import FAST
-from gflownet.operations.convolution import Conv1d, Conv2d, DepthwiseConv1d, DepthwiseConv2d
-from gflownet.operations.elementary import Identity
+from gflownet.operations.convolution import (
+    AvgPool1d,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    DepthwiseConv1d,
+    DepthwiseConv2d,
+    GlobalPool,
+    MaxPool1d,
+    MaxPool2d,
+)
+from gflownet.operations.elementary import BatchNorm, Identity
 from gflownet.operations.linear import Head, Linear
-from gflownet.operations.normalisation import BatchNorm
-from gflownet.operations.pooling import AvgPool1d, AvgPool2d, GlobalPool, MaxPool1d, MaxPool2d
 from gflownet.operations.sequences import is_untouched
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import activation

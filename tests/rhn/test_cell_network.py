@@ -13,7 +13,7 @@ from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.language import LanguageTraining, bits_per_byte, train_language_model
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.operations.sequences import CarriedConvolution
+from gflownet.operations.layers import CarriedConvolution
 from gflownet.operations.vocabulary import aggregation
 from gflownet.rhn.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
 from gflownet.rhn.checkpoint import description_of, load_language_model, model_of, save_language_model
