@@ -4,8 +4,7 @@
 
 Sections: nb201 (12-epoch validation accuracy), nb201_long (1,000 evaluations), opgfn (12-epoch test accuracy, the
 protocol of OP-GFN), macro, recorded (trainings of digits networks), digits and mnist1d (real trainings), surrogates
-(rank correlations without a search), proposals (their seconds and memory on
-15,625 cells). The other goals are those of the searched method, --searched; the other methods are figures, read from
+(rank correlations without a search). The other goals are those of the searched method, --searched; the other methods are figures, read from
 the stores of their runs in --out, where a repeated command continues. Tables are in --tables, $GFLOWNET_TABLES or
 shared/data beside the checkout.
 """
@@ -17,10 +16,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
 
@@ -37,7 +34,7 @@ from gflownet.report.compared.figures import estimate_of, paired_difference
 from gflownet.report.page import read_run
 from gflownet.run.trainer import GFNTrainer
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
-from scripts.surrogate_ranks import NUM_EVALUATIONS, NUM_SEEDS, QUICK_EVALUATIONS, proposal_rows, rank_rows
+from scripts.surrogate_ranks import NUM_SEEDS, rank_rows
 
 _ROOT = Path(__file__).resolve().parent.parent
 METHODS = "random,evolution,local_search,surrogate,surrogate_gflownet"
@@ -45,8 +42,7 @@ QUICK_SEEDS, QUICK_BUDGET, QUICK_METHODS = 2, 20, "random,surrogate"
 # Goals apply to the full number of seeds and evaluations.
 _PERCENT = 100.0
 _MIN_SHARE = 47 / 50
-# The search does not enumerate the space; several candidates are proposed together, as trainings in parallel need.
-_TOO_LARGE = ("search.proposals.num_enumerated=0", "search.batch_size=4")
+_TOGETHER = ("search.batch_size=4",)  # as trainings in parallel need
 _CHECKPOINTS = (10, 50, 100, 200, 500)
 _NEAR, _TOP = 0.01, 0.01  # shares: below the best score, and of the space by test score
 
@@ -188,7 +184,7 @@ def sections(tables: Path) -> list[Section]:
     return [
         *result,
         Section("macro", "cells", macro, names, 100, 50, _macro_rows),
-        Section("recorded", "recorded_digits", recorded, _TOO_LARGE, 300, 20, _recorded_rows),
+        Section("recorded", "recorded_digits", recorded, _TOGETHER, 300, 20, _recorded_rows),
         Section("digits", "digits", None, real, 200, 5, _real_rows, "random,evolution,surrogate_gflownet"),
         Section("mnist1d", "mnist1d", None, real, 200, 5, _real_rows, "random,evolution,surrogate_gflownet"),
     ]
@@ -329,13 +325,6 @@ def main() -> int:
     if not chosen or "surrogates" in chosen:
         num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else NUM_SEEDS)
         rows += rank_rows(tables, num_seeds=num_seeds)
-    if not chosen or "proposals" in chosen:
-        num, table = QUICK_EVALUATIONS if arguments.quick else NUM_EVALUATIONS, tables / "nb201.csv.gz"
-        if table.is_file():
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                rows += pool.submit(proposal_rows, table, num).result()
-        else:
-            skip("proposals", f"no table {table.name} in {tables}")
     for section in sections(tables):
         if chosen and not any(f"{section.name}_".startswith(f"{name}_") for name in chosen):
             continue

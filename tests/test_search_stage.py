@@ -54,7 +54,7 @@ def test_certificate_of_predicted_reward_costs_no_evaluation(finished):
 
 
 def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_path, monkeypatch, capsys):
-    options = ("search.method=surrogate_gflownet", "search.proposals.num_enumerated=0", "wandb.mode=disabled")
+    options = ("search.method=surrogate_gflownet", "wandb.mode=disabled")
     options += (
         "search.proposals.updates_per_evaluation=1",
         "search.train_sampler=false",

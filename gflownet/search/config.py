@@ -15,7 +15,6 @@ AUTO = "auto"
 # Origins of proposed candidates (ProposalOrigin), with their words.
 ORIGINS = {
     "design": "first design",
-    "space": "whole space",
     "mutation": "mutations",
     "policy": "policy",
     "random": "random",
@@ -83,9 +82,6 @@ class AcquisitionConfig:
 class ProposalConfig:
     """The candidates from which a batch is chosen."""
 
-    num_enumerated: int = option(
-        50_000, "largest number of architectures of a space that is scored as a whole", NOT_NEGATIVE
-    )
     num_mutations: int = option(
         64, "mutations of the best architectures per round, and of each generation", NOT_NEGATIVE
     )

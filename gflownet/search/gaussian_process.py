@@ -60,7 +60,7 @@ class GaussianProcess(Surrogate):
 
     def covariance(self, features: GraphFeatures, row: int) -> Tensor:
         """Return the covariances of the warped mean scores of B graphs with that of one."""
-        return self._at(features).covariance(row)
+        return self._at(features).covariances[row]
 
     def warp(self, scores: Tensor) -> Tensor:
         return self._warping.warp(scores)

@@ -203,11 +203,11 @@ class Conditional:
         variance = posterior.variance * (1 - self._whitened.square().sum(0)).clamp(min=_MIN_VARIANCE)
         return Prediction(posterior.mean + posterior.residuals @ self._whitened, (variance + noise**2).sqrt(), noise)
 
-    def covariance(self, row: int) -> Tensor:
-        """Return the covariances [B] of the means with the graph at `row`."""
-        one = self.features[row : row + 1]
-        prior = self._regression.hyperparameters.correlations(one, self.features)[0]
-        return self._regression.posterior.variance * (prior - self._whitened[:, row] @ self._whitened)
+    @cached_property
+    def covariances(self) -> Tensor:
+        """Covariances [B, B] of the means of the graphs."""
+        prior = self._regression.hyperparameters.correlations(self.features, self.features)
+        return self._regression.posterior.variance * (prior - self._whitened.T @ self._whitened)
 
 
 def best_and_random(values: Tensor, num: int, *, seed: int) -> Tensor:

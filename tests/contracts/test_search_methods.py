@@ -27,10 +27,7 @@ from tests.search.searches import (
 from tests.toy_tasks import RewardsHiddenNodes
 
 # Small populations, so that each method does more than propose random architectures.
-OPTIONS = {
-    "evolution": ["search.options.population=4", "search.options.tournament=2"],
-    "surrogate_gflownet": ["search.proposals.num_enumerated=0"],  # otherwise it needs no policy in a small space
-}
+OPTIONS = {"evolution": ["search.options.population=4", "search.options.tournament=2"]}
 SHARED = (
     "search.num_initial=4",
     "search.proposals.updates_per_evaluation=0.5",

@@ -60,7 +60,7 @@ def test_regression_matches_explicit_inverses(env, states):
     np.testing.assert_allclose(conditional.prediction.std.numpy(), std, rtol=1e-7)
     explained = cross[:, 7] @ np.linalg.inv(known + noise * np.eye(NUM)) @ cross
     variance = (conditional.prediction.noise**2) / noise
-    np.testing.assert_allclose(conditional.covariance(7), variance * (correlation[NUM + 7, NUM:] - explained))
+    np.testing.assert_allclose(conditional.covariances[7], variance * (correlation[NUM + 7, NUM:] - explained))
 
 
 def test_log_likelihood_matches_explicit_determinant(env, states):
