@@ -49,11 +49,7 @@ ACQUISITIONS = ExtensionPoint(
     "search.acquisition.name",
     contract=f"{_ROOM}.acquisition:Acquisition",
     options_key="search.acquisition.options",
-    built_in={
-        "expected_improvement": BuiltIn(f"{_ROOM}.acquisition:ExpectedImprovement", "expected improvement"),
-        "upper_confidence_bound": BuiltIn(f"{_ROOM}.acquisition:UpperConfidenceBound", "optimistic bound"),
-        "thompson": BuiltIn(f"{_ROOM}.acquisition:ThompsonSampling", "Thompson sampling"),
-    },
+    built_in={"expected_improvement": BuiltIn(f"{_ROOM}.acquisition:ExpectedImprovement", "expected improvement")},
 )
 _METHOD_HELP = SEARCH_METHODS.help("search method").replace(
     ": ", f": {AUTO} (surrogate for scores that depend on a training, {GFLOWNET} for others), ", 1
