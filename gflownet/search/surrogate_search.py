@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gflownet.mdp.states import GraphStates
-from gflownet.search.candidate_model import Believed, CandidateModel, in_scores, observed, spread_order
+from gflownet.search.candidate_model import CandidateModel, Fantasies, in_scores, observed, spread_order
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.history import History, ProposalOrigin
 from gflownet.search.method import Results, SearchMethod, SearchSetup
@@ -35,7 +35,7 @@ from gflownet.search.surrogate import Calibration, Prediction, Surrogate
 # Random streams of a call.
 _RANDOM, _POOL, _, _ORDER, _BATCH = range(5)
 _NUM_DESIGN = 256  # random architectures of which the first ones are chosen
-_NUM_BELIEVED = 256  # best candidates of a pool, out of which a batch is chosen one by one
+_NUM_FANTASISED = 256  # best candidates of a pool, out of which a batch is chosen one by one
 _NUM_GENERATIONS = 2  # of mutations of the pool's best candidates
 _NUM_KEPT = 256  # best candidates of a pool, with which the next one begins
 _CHUNK = 4_096  # architectures predicted at once, to bound memory
@@ -216,13 +216,13 @@ class SurrogateSearch(SearchMethod):
 
         Each one is sampled as if those before and the candidates in flight had the score of their predicted mean.
         """
-        rows = order[:_NUM_BELIEVED]
+        rows = order[:_NUM_FANTASISED]
         features = self.model.encode(GraphStates.cat([pool.states[rows], self.history.states_in_flight]))
-        believed, following = self.model.believe(features), iter(range(len(rows)))
-        for part, position in product(believed, range(len(rows), len(features))):
+        fantasies, following = self.model.fantasies(features), iter(range(len(rows)))
+        for part, position in product(fantasies, range(len(rows), len(features))):
             part.add(position)
         if len(features) > len(rows):
-            following = self._following(features, believed, len(rows), generator)
+            following = self._following(features, fantasies, len(rows), generator)
         passed, chosen = set[int](), list[int]()
         while len(chosen) < num and (position := next(following, None)) is not None:
             if position in passed:
@@ -230,17 +230,17 @@ class SurrogateSearch(SearchMethod):
             passed.add(position)
             if not self.setup.is_refused_at(pool.states, int(rows[position])):
                 chosen.append(position)
-                for part in believed:
+                for part in fantasies:
                     part.add(position)
-                following = self._following(features, believed, len(rows), generator)
+                following = self._following(features, fantasies, len(rows), generator)
         first = rows[torch.tensor(chosen, dtype=torch.int64)]
         return torch.cat([first, order[~torch.isin(order, first)]])
 
     def _following(
-        self, features: Any, believed: Sequence[Believed], num: int, generator: torch.Generator
+        self, features: Any, fantasies: Sequence[Fantasies], num: int, generator: torch.Generator
     ) -> Iterator[int]:
         """Return the first `num` candidates in an order sampled by their acquisition."""
-        values = self.model.log_values(features, generator, believed)[:num]
+        values = self.model.log_values(features, generator, fantasies)[:num]
         return iter(sampled_order(values, generator, beta=self.config.acquisition.beta).tolist())
 
     def _first_states(self, call: int, num: int, origin: ProposalOrigin) -> GraphStates:
