@@ -16,7 +16,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import Score
 from gflownet.mdp.states import GraphStates
-from gflownet.search.acquisition import Boxes, boxes_above, build_acquisition, log_expected_improvement
+from gflownet.search.acquisition import Boxes, boxes_above, log_expected_improvement
 from gflownet.search.config import ACQUISITIONS
 from gflownet.search.history import History
 from gflownet.search.method import SearchSetup
@@ -107,8 +107,9 @@ class CandidateModel:
         num_objectives = len(self._task.chosen_objectives)
         self.surrogates: list[Surrogate] = [setup.build_surrogate() for _ in range(max(1, num_objectives))]
         self.caps = [Cap(name, limit, setup.build_surrogate()) for name, limit in self._task.limits.items()]
-        self.has_objectives, self._acquisition = num_objectives > 0, build_acquisition(setup.config.acquisition)
-        self._acquisition_name = setup.config.acquisition.name
+        self.has_objectives, options = num_objectives > 0, setup.config.acquisition
+        self._acquisition_name = options.name
+        self._acquisition = ACQUISITIONS.load(options.name)(options.options)
         self._best = -math.inf  # warped score of the best feasible observation
         self._boxes: Boxes | None = None  # above the front of the feasible observations
 
