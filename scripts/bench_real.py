@@ -107,7 +107,7 @@ BUILT = (
 )
 # Trainings are looked up: problems that run only when they are named, with the columns of their single trainings.
 RECORDED = {"recorded_mnist1d": 3, "recorded_digits": 2}
-_LOOKED_UP = (*("search.train_sampler=false", "report.every=null", "search.proposals.num_enumerated=0"),)
+_LOOKED_UP = ("search.train_sampler=false", "report.every=null")
 # Trainings of each side on a recorded space, in those of the searched side.
 MULTIPLES = {"random": 3.0, "evolution": 1.5, TPE: 1.5}
 

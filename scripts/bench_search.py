@@ -4,10 +4,9 @@
 
 Sections: nb201 (12-epoch validation accuracy), nb201_long (1,000 evaluations), opgfn (12-epoch test accuracy, the
 protocol of OP-GFN), macro, recorded (trainings of digits networks), digits and mnist1d (real trainings), surrogates
-(rank correlations without a search), proposals (their seconds and memory on
-15,625 cells). The other goals are those of the searched method, --searched; the other methods are figures, read from
-the stores of their runs in --out, where a repeated command continues. Tables are in --tables, $GFLOWNET_TABLES or
-shared/data beside the checkout.
+(rank correlations without a search). The other goals are those of the searched method, --searched; the other methods
+are figures, read from the stores of their runs in --out, where a repeated command continues. Tables are in --tables,
+$GFLOWNET_TABLES or shared/data beside the checkout.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
 
@@ -37,16 +34,15 @@ from gflownet.report.compared.figures import estimate_of, paired_difference
 from gflownet.report.page import read_run
 from gflownet.run.trainer import GFNTrainer
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
-from scripts.surrogate_ranks import NUM_EVALUATIONS, NUM_SEEDS, QUICK_EVALUATIONS, proposal_rows, rank_rows
+from scripts.surrogate_ranks import NUM_SEEDS, rank_rows
 
 _ROOT = Path(__file__).resolve().parent.parent
-METHODS = "random,evolution,local_search,surrogate,surrogate_gflownet"
+METHODS = "random,evolution,surrogate,surrogate_gflownet"
 QUICK_SEEDS, QUICK_BUDGET, QUICK_METHODS = 2, 20, "random,surrogate"
 # Goals apply to the full number of seeds and evaluations.
 _PERCENT = 100.0
 _MIN_SHARE = 47 / 50
-# The search does not enumerate the space; several candidates are proposed together, as trainings in parallel need.
-_TOO_LARGE = ("search.proposals.num_enumerated=0", "search.batch_size=4")
+_TOGETHER = ("search.batch_size=4",)  # as trainings in parallel need
 _CHECKPOINTS = (10, 50, 100, 200, 500)
 _NEAR, _TOP = 0.01, 0.01  # shares: below the best score, and of the space by test score
 
@@ -169,7 +165,7 @@ def sections(tables: Path) -> list[Section]:
     for each in DATA_SETS:
         test = f"task_options.test_column={each.name}_test200"
         columns = (f"task_options.column={each.name}_val12", test)
-        long = "random,local_search,surrogate,surrogate_gflownet"
+        long = "random,surrogate,surrogate_gflownet"
         result += [
             Section(f"nb201_{each.name}", "cells", nb201, columns, 200, 50, partial(_nb201_rows, each)),
             Section(f"nb201_long_{each.name}", "cells", nb201, columns, 1_000, 50, partial(_long_rows, each), long),
@@ -188,7 +184,7 @@ def sections(tables: Path) -> list[Section]:
     return [
         *result,
         Section("macro", "cells", macro, names, 100, 50, _macro_rows),
-        Section("recorded", "recorded_digits", recorded, _TOO_LARGE, 300, 20, _recorded_rows),
+        Section("recorded", "recorded_digits", recorded, _TOGETHER, 300, 20, _recorded_rows),
         Section("digits", "digits", None, real, 200, 5, _real_rows, "random,evolution,surrogate_gflownet"),
         Section("mnist1d", "mnist1d", None, real, 200, 5, _real_rows, "random,evolution,surrogate_gflownet"),
     ]
@@ -221,8 +217,8 @@ def _macro_rows(comparison: Searches, label: str) -> Iterator[Row]:
 
 def _recorded_rows(comparison: Searches, label: str) -> Iterator[Row]:
     for at in (100, 300):
-        for other in ("evolution", "local_search"):
-            yield from _above(f"best: above {other} @{at}", comparison, label, other, partial(comparison.best, at=at))
+        best = partial(comparison.best, at=at)
+        yield from _above(f"best: above evolution @{at}", comparison, label, "evolution", best)
     near = partial(comparison.num_near, at=300)
     yield from _above("near_best: above surrogate @300", comparison, label, "surrogate", near)
     yield from _calibration_rows(comparison, label)
@@ -329,13 +325,6 @@ def main() -> int:
     if not chosen or "surrogates" in chosen:
         num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else NUM_SEEDS)
         rows += rank_rows(tables, num_seeds=num_seeds)
-    if not chosen or "proposals" in chosen:
-        num, table = QUICK_EVALUATIONS if arguments.quick else NUM_EVALUATIONS, tables / "nb201.csv.gz"
-        if table.is_file():
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                rows += pool.submit(proposal_rows, table, num).result()
-        else:
-            skip("proposals", f"no table {table.name} in {tables}")
     for section in sections(tables):
         if chosen and not any(f"{section.name}_".startswith(f"{name}_") for name in chosen):
             continue

@@ -1,7 +1,6 @@
 """Rank correlations of surrogates on recorded spaces: fitted to random networks, asked about as many others.
 
 The section `surrogates` of scripts/bench_search.py. Each seed has two sets of networks, which predict one another.
-The section `proposals`: memory and seconds of a search over the 15,625 cells of NAS-Bench-201, in a new process.
 """
 
 from __future__ import annotations
@@ -11,30 +10,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from gflownet.config import load_config
 from gflownet.data.sampler import uniform_states
-from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
-from gflownet.search.method import Results
 from gflownet.search.proposals import distinct
 from gflownet.search.surrogate import rank_correlation
-from gflownet.search.surrogate_search import SurrogateSearch
-from scripts.bench import Row, at_least, at_most, figure, skip
+from scripts.bench import Row, at_least, figure, skip
 
 _ROOT = Path(__file__).resolve().parent.parent
 NUM_SEEDS, NUM_NETWORKS = 8, (64, 48)
 _MIN_ALL, _MIN_UPPER = 0.8, 0.4  # goals
-NUM_EVALUATIONS, QUICK_EVALUATIONS = 3_000, 100
-_MAX_PROPOSAL_S, _MAX_MEGABYTES = 1.0, 500.0  # goals of a proposal
 
 
 @dataclass(frozen=True)
@@ -114,43 +106,3 @@ def correlations(predicted: Tensor, scores: Tensor) -> tuple[float, float]:
     """Return the rank correlations over all networks and over the better half by score."""
     is_upper = scores >= scores.median()
     return rank_correlation(predicted, scores), rank_correlation(predicted[is_upper], scores[is_upper])
-
-
-def proposal_rows(table: Path, num: int) -> list[Row]:
-    """Return the CPU seconds of the proposals after a refit and after one more result, and the memory of the search."""
-    space = next(each for each in spaces(table.parent) if each.table == table)
-    options = ["wandb.mode=disabled", "search.method=surrogate", f"task_options.table={table}", *space.overrides]
-    trainer = GFNTrainer(load_config(str(_ROOT / "configs" / f"{space.config}.yaml"), options))
-    method, seconds = cast(SurrogateSearch, trainer.search.method), list[float]()
-    assert method.space is not None
-    order = torch.randperm(len(method.space.states), generator=torch.Generator().manual_seed(0))
-    before = _memory("VmRSS")
-    method.space.features(method.model)  # once in a search, by its first proposal
-    for call, rows in enumerate((order[:num], order[num : num + 1]), start=1):
-        method.observe(_add_scores(trainer, call, method.space.states[rows]))
-        start = time.process_time()
-        method.propose(call, 1)
-        seconds.append(time.process_time() - start)
-    title, goals = f"proposals: {len(order)} cells, {num} evaluations", (_MAX_PROPOSAL_S, _MAX_MEGABYTES)
-    max_s, max_megabytes = goals if num == NUM_EVALUATIONS else (None, None)
-    return [
-        at_most(f"{title}: after a refit", seconds[0], "CPU s", max_s),
-        at_most(f"{title}: after one more", seconds[1], "CPU s", max_s),
-        at_most(f"{title}: memory above the start", _memory("VmHWM") - before, "MB", max_megabytes),
-    ]
-
-
-def _add_scores(trainer: GFNTrainer, round: int, states: GraphStates) -> Results:
-    """Add the scores of the table to the history of a search, and return them."""
-    candidates, evaluations = [trainer.env.terminal(states, row) for row in range(len(states))], []
-    for candidate in candidates:
-        score, key = trainer.task.evaluate(candidate, seed=0).value, candidate.canonical_key()
-        evaluations.append(Evaluation(score, EvaluationStatus.OK, 0.0, None, 1, {}, False, hash=key))
-    trainer.search.history.add(states, evaluations)
-    return Results(round, states, candidates, evaluations)
-
-
-def _memory(name: str) -> float:
-    """Return a row of this process's memory, in megabytes: VmRSS or, the largest so far, VmHWM."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{name}:"))

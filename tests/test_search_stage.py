@@ -55,7 +55,7 @@ def test_certificate_of_predicted_reward_costs_no_evaluation(finished):
 
 
 def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_path, monkeypatch, capsys):
-    options = ("search.method=surrogate_gflownet", "search.proposals.num_enumerated=0", "wandb.mode=disabled")
+    options = ("search.method=surrogate_gflownet", "wandb.mode=disabled")
     options += (
         "search.proposals.updates_per_evaluation=1",
         "search.train_sampler=false",
@@ -172,7 +172,7 @@ def test_closing_line_without_policy(tmp_path, capsys, monkeypatch):
 
 
 def test_method_without_surrogate_ends_with_a_sampler(tmp_path, capsys):
-    assert run(tmp_path / "run", "search.method=local_search", "budget.evaluations=6") == 0
+    assert run(tmp_path / "run", "search.method=evolution", "budget.evaluations=6") == 0
     assert "sampler: no sample was evaluated" in capsys.readouterr().out
     assert len(sample(tmp_path / "run", 3)) == 3
 

@@ -34,10 +34,7 @@ SECTIONS = {
         line("rank correlation of the surrogate", "search/surrogate_rank_correlation"),
         line(
             "proposals by origin",
-            *(
-                f"search/proposed_{origin}_total"
-                for origin in ("design", "space", "mutation", "policy", "random", "sampler")
-            ),
+            *(f"search/proposed_{origin}_total" for origin in ("design", "mutation", "policy", "random", "sampler")),
         ),
         line("front", "score/hypervolume"),
     ],

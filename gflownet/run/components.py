@@ -43,10 +43,10 @@ from gflownet.run.folder import last_checkpoint
 from gflownet.run.plan import Plan, plan_of, sampler_updates
 from gflownet.run.progress import Progress
 from gflownet.search.config import AUTO, GFLOWNET
-from gflownet.search.enumeration import check_space
 from gflownet.search.history import History
 from gflownet.search.loop import Rule, SearchLoop, round_size
 from gflownet.search.method import PolicyTraining, SearchSetup
+from gflownet.search.proposals import check_space
 from gflownet.search.sampler import LIKELIHOOD_RATE, OBJECTIVE_RATE, Sampler
 from gflownet.search.surrogate import Surrogate
 from gflownet.training.precision import choose_device

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from gflownet.metrics.statistics import non_dominated
 from gflownet.plugins import Configurable
-from gflownet.search.config import ACQUISITIONS, AcquisitionConfig
 from gflownet.search.surrogate import Prediction
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -56,26 +55,6 @@ class ExpectedImprovement(Acquisition):
     def log_values(self, prediction: Prediction, best: float, generator: torch.Generator) -> Tensor:
         standard = (prediction.mean - best) / prediction.std
         return log_standard_improvement(standard) + prediction.std.log()
-
-
-class UpperConfidenceBound(Acquisition):
-    """mean + 2 * std - best, in warped scores (Srinivas et al. 2010)."""
-
-    def log_values(self, prediction: Prediction, best: float, generator: torch.Generator) -> Tensor:
-        return prediction.mean + 2.0 * prediction.std - best
-
-
-class ThompsonSampling(Acquisition):
-    """One draw of the score of each candidate, independent of the others, above the best score."""
-
-    def log_values(self, prediction: Prediction, best: float, generator: torch.Generator) -> Tensor:
-        noise = torch.randn(len(prediction), generator=generator, dtype=torch.float64)
-        return prediction.mean + prediction.std * noise - best
-
-
-def build_acquisition(config: AcquisitionConfig) -> Acquisition:
-    """Return the acquisition of a config."""
-    return ACQUISITIONS.load(config.name)(config.options)
 
 
 def log_standard_improvement(z: Tensor) -> Tensor:

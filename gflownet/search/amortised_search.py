@@ -203,16 +203,14 @@ _MAX_CAUGHT_UP = 32  # evaluations whose updates are due at once
 class SurrogateGFlowNet(SurrogateSearch):
     """Candidates are mutations and samples of a policy trained on R(x) = acquisition(x)^beta.
 
-    The policy starts from the weights of the last round. A space that is small enough to score as a whole needs none.
+    The policy starts from the weights of the last round.
     """
 
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
-        self.policy: AmortisedPolicy | None = None
         self._num_learned = 0  # architectures of the history at the end of the last work
-        if self.space is None:
-            with seeded(stream_seed(setup.seed, _WEIGHTS) % 2**32):  # of numpy, too
-                self.policy = AmortisedPolicy(setup.context, setup.build_learner())
+        with seeded(stream_seed(setup.seed, _WEIGHTS) % 2**32):  # of numpy, too
+            self.policy = AmortisedPolicy(setup.context, setup.build_learner())
 
     @classmethod
     def check_config(cls, config: Any) -> None:
@@ -233,27 +231,25 @@ class SurrogateGFlowNet(SurrogateSearch):
 
     def samples(self, call: int) -> GraphStates:
         """Return samples of the policy; random architectures before its first update."""
-        if self.policy is None or not self.policy.num_updates:
+        if not self.policy.num_updates:
             return self.random_states(call)
         conditioning = no_conditioning(self.config.proposals.num_sampled, self.setup.context.num_cond_dim)
         return self.policy.sample(conditioning, self.setup.generator(call, _SAMPLES)).terminal
 
     @property
     def samples_origin(self) -> ProposalOrigin:
-        is_trained = self.policy is not None and self.policy.num_updates
-        return ProposalOrigin.POLICY if is_trained else ProposalOrigin.RANDOM
+        return ProposalOrigin.POLICY if self.policy.num_updates else ProposalOrigin.RANDOM
 
     def learn(self) -> Mapping[str, float]:
-        return {} if self.policy is None else {"policy_updates": float(self.policy.num_updates)}
+        return {"policy_updates": float(self.policy.num_updates)}
 
     def work(self, round: int) -> Generator[Mapping[str, float]]:
         """Train the policy on the acquisition, on its samples and on trajectories into the best candidates."""
-        yield from super().work(round)
-        if self.policy is None or not self._has_work:
+        if not self._has_work:
             return
         before = map_tensors(torch.Tensor.clone, self.policy.state_dict())
         try:
-            yield from self._training(self.policy, round)
+            yield from self._training(round)
         except GeneratorExit:  # a resumed run repeats it
             self.policy.load_state_dict(before)
             raise
@@ -261,9 +257,9 @@ class SurrogateGFlowNet(SurrogateSearch):
 
     @property
     def _has_work(self) -> bool:
-        return self.policy is not None and self._num_fitted > 0 and self._num_learned < len(self.history)
+        return self._num_fitted > 0 and self._num_learned < len(self.history)
 
-    def _training(self, policy: AmortisedPolicy, round: int) -> Generator[Mapping[str, float]]:
+    def _training(self, round: int) -> Generator[Mapping[str, float]]:
         if self.calibration.is_worse_than_mean:
             return
         generator = self.setup.generator(round, _CANDIDATES)
@@ -282,21 +278,18 @@ class SurrogateGFlowNet(SurrogateSearch):
             beta=self.config.acquisition.beta,
             maximum=float(values.max()),
         )
-        for _ in policy.train(self._num_updates(policy), target, partial(self.setup.generator, round, _UPDATE)):
+        for _ in self.policy.train(self._num_updates(), target, partial(self.setup.generator, round, _UPDATE)):
             yield {}
 
     def state_dict(self) -> dict[str, Any]:
-        policy = None if self.policy is None else self.policy.state_dict()
-        return {**super().state_dict(), "policy": policy, "num_learned": self._num_learned}
+        return {**super().state_dict(), "policy": self.policy.state_dict(), "num_learned": self._num_learned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._num_learned = state["num_learned"]
-        if self.policy is not None:
-            self.policy.load_state_dict(state["policy"])
+        self.policy.load_state_dict(state["policy"])
 
-    def _num_updates(self, policy: AmortisedPolicy) -> int:
+    def _num_updates(self) -> int:
         """Return the updates that are due after a round."""
-        rate = self.config.proposals.updates_per_evaluation
-        evaluations = min(len(self.history), policy.num_updates / max(rate, 1e-9) + _MAX_CAUGHT_UP)
-        return round(rate * evaluations) - policy.num_updates
+        rate, num = self.config.proposals.updates_per_evaluation, self.policy.num_updates
+        return round(rate * min(len(self.history), num / max(rate, 1e-9) + _MAX_CAUGHT_UP)) - num

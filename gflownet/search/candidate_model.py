@@ -16,7 +16,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import Score
 from gflownet.mdp.states import GraphStates
-from gflownet.search.acquisition import Boxes, boxes_above, build_acquisition, log_expected_improvement
+from gflownet.search.acquisition import Boxes, boxes_above, log_expected_improvement
 from gflownet.search.config import ACQUISITIONS
 from gflownet.search.history import History
 from gflownet.search.method import SearchSetup
@@ -26,7 +26,7 @@ _MIN_VARIANCE = 1e-10  # of a prediction
 _NUM_TRIED = 4  # random points of which a design takes one
 
 
-class Believed:
+class Fantasies:
     """Predictions of B candidates, some of which are taken to score their mean (kriging believer, Ginsbourger 2010).
 
     The means stay, and the deviations of candidates that correlate with those shrink. Surrogates without covariances
@@ -36,7 +36,7 @@ class Believed:
     def __init__(self, surrogate: Surrogate, features: Any) -> None:
         self._surrogate, self._features = surrogate, features
         self.prediction = surrogate.predict(features)
-        self.best = -torch.inf  # mean of the believed candidates
+        self.best = -torch.inf  # mean of those candidates
         self._columns: list[Tensor] = []  # [B] each, of the Cholesky factor of the posterior covariance
 
     def add(self, row: int) -> None:
@@ -107,8 +107,9 @@ class CandidateModel:
         num_objectives = len(self._task.chosen_objectives)
         self.surrogates: list[Surrogate] = [setup.build_surrogate() for _ in range(max(1, num_objectives))]
         self.caps = [Cap(name, limit, setup.build_surrogate()) for name, limit in self._task.limits.items()]
-        self.has_objectives, self._acquisition = num_objectives > 0, build_acquisition(setup.config.acquisition)
-        self._acquisition_name = setup.config.acquisition.name
+        self.has_objectives, options = num_objectives > 0, setup.config.acquisition
+        self._acquisition_name = options.name
+        self._acquisition = ACQUISITIONS.load(options.name)(options.options)
         self._best = -math.inf  # warped score of the best feasible observation
         self._boxes: Boxes | None = None  # above the front of the feasible observations
 
@@ -145,16 +146,16 @@ class CandidateModel:
         if self.has_objectives:
             self._boxes = boxes_above(feasible, torch.zeros(feasible.shape[1], dtype=torch.float64))
 
-    def log_values(self, features: Any, generator: torch.Generator, believed: Sequence[Believed] = ()) -> Tensor:
-        """Return the logarithm of the acquisition of candidates, [B] float64; `believed` is that of `believe`."""
+    def log_values(self, features: Any, generator: torch.Generator, fantasies: Sequence[Fantasies] = ()) -> Tensor:
+        """Return the logarithm of the acquisition of candidates, [B] float64, given fantasies of the same ones."""
         feasible = self._log_feasibility(features)
         if self.caps and math.isinf(self._best):
             return feasible
-        return feasible + self._log_improvement(features, generator, believed or self.believe(features))
+        return feasible + self._log_improvement(features, generator, fantasies or self.fantasies(features))
 
-    def believe(self, features: Any) -> list[Believed]:
+    def fantasies(self, features: Any) -> list[Fantasies]:
         """Return the predictions of each surrogate, for batches that are chosen one by one."""
-        return [Believed(surrogate, features) for surrogate in self.surrogates]
+        return [Fantasies(surrogate, features) for surrogate in self.surrogates]
 
     def predict(self, features: Any) -> Prediction:
         """Return the distribution of the warped score, or of the first objective."""
@@ -197,14 +198,14 @@ class CandidateModel:
             dtype=torch.bool,
         )
 
-    def _log_improvement(self, features: Any, generator: torch.Generator, believed: Sequence[Believed]) -> Tensor:
+    def _log_improvement(self, features: Any, generator: torch.Generator, fantasies: Sequence[Fantasies]) -> Tensor:
         """Return the logarithm of the improvement [B], without regard to caps."""
         if not self.has_objectives:
-            best = max(self._best, believed[0].best)
-            values = self._acquisition.log_values(believed[0].prediction, best, generator)
+            best = max(self._best, fantasies[0].best)
+            values = self._acquisition.log_values(fantasies[0].prediction, best, generator)
             return self._checked(values, num=len(features))
         assert self._boxes is not None
-        pairs = zip(self.surrogates, believed, strict=True)
+        pairs = zip(self.surrogates, fantasies, strict=True)
         mean, std = zip(*(in_scores(surrogate, each.prediction) for surrogate, each in pairs), strict=True)
         return log_expected_improvement(torch.stack(mean, 1), torch.stack(std, 1), self._boxes)
 

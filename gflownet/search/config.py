@@ -15,7 +15,6 @@ AUTO = "auto"
 # Origins of proposed candidates (ProposalOrigin), with their words.
 ORIGINS = {
     "design": "first design",
-    "space": "whole space",
     "mutation": "mutations",
     "policy": "policy",
     "random": "random",
@@ -30,7 +29,6 @@ SEARCH_METHODS = ExtensionPoint(
         GFLOWNET: BuiltIn(f"{_ROOM}.gflownet:GFlowNet", "the policy, trained on scores"),
         "random": BuiltIn(f"{_ROOM}.baselines:RandomSearch", "uniformly random actions"),
         "evolution": BuiltIn(f"{_ROOM}.baselines:RegularizedEvolution", "mutations of the best of the youngest"),
-        "local_search": BuiltIn(f"{_ROOM}.baselines:FirstImprovement", "first better neighbour, with restarts"),
         "surrogate": BuiltIn(f"{_ROOM}.surrogate_search:SurrogateAlone", "predictions of a surrogate"),
         "surrogate_gflownet": BuiltIn(
             f"{_ROOM}.amortised_search:SurrogateGFlowNet", "surrogate, and a policy trained on its acquisition"
@@ -51,11 +49,7 @@ ACQUISITIONS = ExtensionPoint(
     "search.acquisition.name",
     contract=f"{_ROOM}.acquisition:Acquisition",
     options_key="search.acquisition.options",
-    built_in={
-        "expected_improvement": BuiltIn(f"{_ROOM}.acquisition:ExpectedImprovement", "expected improvement"),
-        "upper_confidence_bound": BuiltIn(f"{_ROOM}.acquisition:UpperConfidenceBound", "optimistic bound"),
-        "thompson": BuiltIn(f"{_ROOM}.acquisition:ThompsonSampling", "Thompson sampling"),
-    },
+    built_in={"expected_improvement": BuiltIn(f"{_ROOM}.acquisition:ExpectedImprovement", "expected improvement")},
 )
 _METHOD_HELP = SEARCH_METHODS.help("search method").replace(
     ": ", f": {AUTO} (surrogate for scores that depend on a training, {GFLOWNET} for others), ", 1
@@ -83,9 +77,6 @@ class AcquisitionConfig:
 class ProposalConfig:
     """The candidates from which a batch is chosen."""
 
-    num_enumerated: int = option(
-        50_000, "largest number of architectures of a space that is scored as a whole", NOT_NEGATIVE
-    )
     num_mutations: int = option(
         64, "mutations of the best architectures per round, and of each generation", NOT_NEGATIVE
     )

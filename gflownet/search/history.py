@@ -20,7 +20,6 @@ class ProposalOrigin(IntEnum):
     """The source of a proposed candidate."""
 
     DESIGN = 0  # before the first prediction
-    SPACE = 1  # a whole space, scored
     MUTATION = 2
     POLICY = 3
     RANDOM = 4

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gflownet.data.sampler import uniform_states
-from gflownet.mdp.action import GraphActionType
+from gflownet.errors import UserError
+from gflownet.mdp.action import ActionMasks, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.moves import Moves
 from gflownet.mdp.states import GraphStates
@@ -24,7 +25,33 @@ from gflownet.search.surrogate import ranked
 _NUM_SPREAD = 512  # uniform samples of which evenly spread ones are drawn
 _NUM_PROBED = 8  # of them that show whether sizes are known
 _NUM_BINS = 16
+_NUM_DRAWN = 16  # objects of a space at random; two different ones are enough
+_MAX_VISITED = 25_000  # transitions of a space whose random objects are equal
 Sizes = Callable[[GraphStates], Tensor]  # of terminal states [B] float64; NaN: unknown or refused
+
+
+def check_space(env: Environment) -> None:
+    """Raise UserError for a space of fewer than two objects, which leaves a search no choice."""
+    drawn = uniform_states(env, _NUM_DRAWN, generator=torch.Generator().manual_seed(0))
+    if len(env.identify(drawn).unique()) == 1 and (num := _num_objects(env)) < 2:
+        reasons = "; ".join(env.remarks()) or "the task and the options under env leave no choice"
+        raise UserError(f"env: expected a search space of two or more, got {num}; {reasons}")
+
+
+def _num_objects(env: Environment) -> int:
+    """Return the number of terminal states, at least 2 for several and for a space that takes too long to visit."""
+    frontier, codes, num, num_transitions = env.initial_states(1), set[int](), 0, 0
+    while len(frontier):
+        masks = env.forward_masks(frontier)
+        num += int(masks.masks[GraphActionType.Stop].sum())
+        num_transitions += int(masks.num_actions().sum())
+        if num > 1 or num_transitions > _MAX_VISITED:
+            return 2
+        actions = {kind: mask for kind, mask in masks.masks.items() if kind != GraphActionType.Stop}
+        graph, action = ActionMasks(actions).positions()
+        children = env.apply(frontier[graph], action)
+        frontier = children[first_mask(env.identify(children), codes)]
+    return num
 
 
 class SpreadDraws:
@@ -112,21 +139,6 @@ def _moved(
         num_repairs[rows[better]] = fewest[better]
         num_tried += num_copies
     return states
-
-
-def neighbours(env: Environment, state: GraphStates, generator: torch.Generator, *, num: int) -> GraphStates:
-    """Return distinct other terminal states one move away from one terminal state, in random order.
-
-    In an environment of places these are all changes of one place; otherwise up to `num` random ones.
-    """
-    if {GraphActionType.AddNode, GraphActionType.AddEdge}.isdisjoint(env.forward_types):
-        moves = Moves.of(env, state, generator)
-        kind, position = moves.all_of(0)
-        states, _ = moves.results(torch.zeros_like(kind), kind, position, generator)
-    else:
-        states = mutated(env, state[torch.zeros(num, dtype=torch.int64)], generator)
-    states = distinct(env, states[(env.identify(states) != env.identify(state)).nonzero().squeeze(1)])
-    return states[torch.randperm(len(states), generator=generator)]
 
 
 def distinct(env: Environment, states: GraphStates) -> GraphStates:

@@ -1,24 +1,22 @@
-"""Gaussian process regression on graphs with rows that are added one by one, its kernel and hyperparameters.
+"""Gaussian process regression on graphs, its kernel and hyperparameters.
 
 The correlation of two graphs is a Matern 5/2 function of r^2 = sum_k w_k d_k^2, with one squared distance d_k^2 per
 block of features. Mean and variance have closed forms; weights w_k and noise are powers of two, found by coordinate
 ascent on a grid. Their prior matters for the first observations, which several explanations fit equally well.
 
-Letters: K distances, n observations, m of them in the model, G candidate hyperparameters, B predicted graphs.
+Letters: K distances, n observations, G candidate hyperparameters, B predicted graphs.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from gflownet.search.features import GraphFeatures, Points, WeightedDistances
+from gflownet.search.features import GraphFeatures, squared_distances
 from gflownet.search.surrogate import Prediction
 
 # Powers of two: of the weights of distances in units of their median, and of the noise variance over the signal's.
@@ -35,15 +33,24 @@ PRIOR_VARIANCE, PRIOR_OBSERVATIONS = 1.0, 1.0
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Weights of the distances and variance of the noise, as powers of two."""
+    """Weights of the distances in units of their scales, and variance of the noise, as powers of two."""
 
     weights: Tensor  # [K] float64; -inf: not used
     noise: float
+    scales: Tensor  # [K] float64, medians of the positive distances; 1 where there are none
 
     @classmethod
     def initial(cls, num_distances: int) -> Hyperparameters:
         """Return the start of the first fit."""
-        return cls(torch.full((num_distances,), _FIRST_WEIGHT, dtype=torch.float64), _FIRST_NOISE)
+        ones = torch.ones(num_distances, dtype=torch.float64)
+        return cls(_FIRST_WEIGHT * ones, _FIRST_NOISE, ones)
+
+    def correlations(self, first: GraphFeatures, second: GraphFeatures) -> Tensor:
+        """Return the correlations of B graphs with n others, [B, n] float64."""
+        total, factors = torch.zeros(()), (self.weights.exp2() / self.scales).tolist()
+        for squared, factor in zip(squared_distances(first, second), factors, strict=True):
+            total = squared.mul_(factor).add_(total)
+        return correlation(total)
 
     @property
     def noise_variance(self) -> float:
@@ -102,15 +109,26 @@ def log_likelihoods(squared: Tensor, values: Tensor, weights: Tensor, noise: Ten
     return likelihood.masked_fill(failed > 0, -math.inf)
 
 
-def fit_hyperparameters(squared: Tensor, values: Tensor, start: Hyperparameters) -> Hyperparameters:
+def fit_hyperparameters(
+    features: GraphFeatures, values: Tensor, start: Hyperparameters | None = None
+) -> Hyperparameters:
+    """Return the most probable hyperparameters of n observations, of some of them where there are many."""
+    rows = best_and_random(values, _MAX_FIT_ROWS, seed=len(values))
+    return most_probable(torch.stack([*squared_distances(features[rows], features[rows])]), values[rows], start)
+
+
+def most_probable(squared: Tensor, values: Tensor, start: Hyperparameters | None = None) -> Hyperparameters:
     """Return the most probable hyperparameters on the grid, by ascent from `start` and from the mean of the prior.
 
-    Distances that repeat an earlier one, or that are all zero, are not used.
+    Distances [K, n, n] that repeat an earlier one, or that are all zero, are not used.
     """
-    used = _distinct(squared)
-    starts = [start, Hyperparameters.initial(len(squared))]
+    pairs = squared[:, *torch.triu_indices(len(values), len(values), 1)]
+    scales = torch.stack([each[each > 0].median() if bool(each.any()) else torch.ones(()).double() for each in pairs])
+    squared = squared / scales[:, None, None]
+    used, initial = _distinct(squared), Hyperparameters.initial(len(squared))
+    starts = [each for each in (start, initial) if each is not None and len(each.weights) == len(squared)]
     results = [_ascend(squared, values, each, used) for each in starts]
-    return max(results, key=lambda result: result[1])[0]
+    return replace(max(results, key=lambda result: result[1])[0], scales=scales)
 
 
 def _ascend(squared: Tensor, values: Tensor, start: Hyperparameters, used: Tensor) -> tuple[Hyperparameters, float]:
@@ -127,7 +145,7 @@ def _ascend(squared: Tensor, values: Tensor, start: Hyperparameters, used: Tenso
                 weights, noise, best = rows[index], noises[index], float(densities[index])
         if best <= before + 1e-9:
             break
-    return Hyperparameters(weights, float(noise)), best
+    return Hyperparameters(weights, float(noise), start.scales), best
 
 
 def _candidates(weights: Tensor, noise: Tensor, coordinate: int | slice | None) -> tuple[Tensor, Tensor]:
@@ -151,66 +169,18 @@ def _distinct(squared: Tensor) -> Tensor:
 
 
 _MAX_FIT_ROWS = 200  # observations of a fit of hyperparameters, whose cost grows with their third power
-_MAX_ENTRIES = 2**19  # of one array at a time, to bound memory
-_MAX_DOUBLES = 2**23  # of the whitened covariances of all predicted graphs; float32 above
-MAX_KEPT_BYTES = 160 * 2**20  # of the same, at the last fit of hyperparameters
-_BLOCK_ROWS = 32  # rows allocated together
 _MIN_VARIANCE = 1e-10  # of a prediction, relative to the signal's
 _JITTERS = (0.0, 1e-6, 1e-4, 1e-2)  # added until a covariance has a Cholesky factor
 
 
 class Regression:
-    """The Cholesky factor of m observations and their posterior."""
+    """The Cholesky factor of n observations and their posterior."""
 
-    def __init__(self, features: GraphFeatures, rows: Tensor, hyperparameters: Hyperparameters) -> None:
-        """Factorise the covariance of the observations at `rows` [m]."""
-        self.hyperparameters, self.rows, self.num_fitted = hyperparameters, rows, len(rows)
-        self.points = Points(features[rows])
-        self.weights = hyperparameters.weights.exp2() / self.points.median_scales()  # [K], of squared distances
-        correlations = torch.empty(len(rows), len(rows), dtype=torch.float64)
-        for part in torch.arange(len(rows)).split(max(1, _MAX_ENTRIES // len(rows))):
-            kinds = self.points.kinds(Points(self.points.features[part]))
-            correlations[part] = correlation(_weighted(kinds, self.weights))
-        self.jitter, factor = _factorised(correlations, hyperparameters.noise_variance)
-        self._factor = _grown(factor, (len(rows) + 1, len(rows) + 1))
-
-    @staticmethod
-    def fitted_hyperparameters(
-        features: GraphFeatures, values: Tensor, rows: Tensor, start: Hyperparameters | None
-    ) -> Hyperparameters:
-        """Return hyperparameters fitted to the values at `rows`, to some of them where there are many."""
-        fitted = rows[best_and_random(values[rows], _MAX_FIT_ROWS, seed=len(rows))]
-        points = Points(features[fitted])
-        squared = points.distances(points)
-        squared /= points.median_scales()[:, None, None]
-        if start is None or len(start.weights) != len(squared):
-            start = Hyperparameters.initial(len(squared))
-        return fit_hyperparameters(squared, values[fitted], start)
-
-    @property
-    def factor(self) -> Tensor:
-        """Return the Cholesky factor [m, m] of correlations and noise."""
-        return self._factor[: len(self.rows), : len(self.rows)]
-
-    def append(self, features: GraphFeatures, rows: Tensor) -> None:
-        """Add the observations at `rows`, one by one: the result does not depend on how many come together."""
-        if not len(rows):
-            return
-        first, new = len(self.rows), Points(features[rows])
-        self.rows = torch.cat([self.rows, rows])
-        self.points = Points(features[self.rows])
-        correlations = correlation(_weighted(self.points.kinds(new), self.weights))
-        self._factor = _grown(self._factor, (len(self.rows), len(self.rows)))
-        noise = self.hyperparameters.noise_variance + self.jitter
-        for row, covariance in enumerate(correlations, start=first):
-            block = self._factor[:row, :row]
-            solved = torch.linalg.solve_triangular(block, covariance[:row, None], upper=False).squeeze(1)
-            self._factor[row, :row] = solved
-            self._factor[row, row] = (1 + noise - solved.square().sum()).clamp(min=noise).sqrt()
-
-    def observe(self, values: Tensor) -> None:
-        """Set the values of all observations."""
-        self.posterior = Posterior.of(self.factor, values[self.rows])
+    def __init__(self, features: GraphFeatures, values: Tensor, hyperparameters: Hyperparameters) -> None:
+        self.features, self.hyperparameters = features, hyperparameters
+        correlations = hyperparameters.correlations(features, features)
+        self.factor = _factorised(correlations, hyperparameters.noise_variance)
+        self.posterior = Posterior.of(self.factor, values)
 
     @property
     def noise(self) -> float:
@@ -218,116 +188,26 @@ class Regression:
         return math.sqrt(float(self.posterior.variance) * self.hyperparameters.noise_variance)
 
 
-class CrossCovariance:
-    """Covariances of B graphs with the observations, extended when observations are added.
+class Conditional:
+    """Distributions of the values of B graphs given the observations of a regression."""
 
-    Above `MAX_KEPT_BYTES` nothing is kept: each prediction computes them again, for some of the graphs at a time.
-    """
+    def __init__(self, regression: Regression, features: GraphFeatures) -> None:
+        self.features, self._regression = features, regression
+        correlations = regression.hyperparameters.correlations(features, regression.features)
+        self._whitened = torch.linalg.solve_triangular(regression.factor, correlations.T, upper=False)  # [n, B]
 
-    def __init__(self, features: GraphFeatures) -> None:
-        self.features = features
-        self._regression: Regression | None = None
-        self._distances: WeightedDistances | None = None  # of the B graphs, once one of them is needed
-        self._blocks: list[Tensor] = []  # [rows, B] each, of L^-1 k(observations, graphs)
-        self._explained = torch.empty(0)  # [B] float64, sums of squares of its columns
-        self._num_rows = 0
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Mean and deviation of each."""
+        posterior, noise = self._regression.posterior, self._regression.noise
+        variance = posterior.variance * (1 - self._whitened.square().sum(0)).clamp(min=_MIN_VARIANCE)
+        return Prediction(posterior.mean + posterior.residuals @ self._whitened, (variance + noise**2).sqrt(), noise)
 
-    def predict(self, regression: Regression) -> Prediction:
-        """Return the distributions of the values of the B graphs."""
-        if (parts := self._parts(regression)) is not None:
-            predictions = [CrossCovariance(self.features[part]).predict(regression) for part in parts]
-            mean, std = (torch.cat([getattr(each, name) for each in predictions]) for name in ("mean", "std"))
-            return Prediction(mean, std, regression.noise)
-        self._update(regression)
-        posterior = regression.posterior
-        mean = posterior.mean.repeat(len(self.features))
-        for rows, whitened in self._whitened():
-            mean += posterior.residuals[rows].to(whitened) @ whitened
-        variance = posterior.variance * (1 - self._explained).clamp(min=_MIN_VARIANCE)
-        return Prediction(mean, (variance + regression.noise**2).sqrt(), regression.noise)
-
-    def covariance(self, regression: Regression, row: int) -> Tensor:
-        """Return the covariances [B] with the graph at `row`."""
-        if (parts := self._parts(regression)) is not None:
-            pairs = (self.features[torch.cat([torch.tensor([row]), part])] for part in parts)
-            return torch.cat([CrossCovariance(each).covariance(regression, 0)[1:] for each in pairs])
-        self._update(regression)
-        covariances = self._correlations(regression, self.features[row : row + 1])
-        for _, whitened in self._whitened():
-            covariances -= whitened[:, row] @ whitened
-        return regression.posterior.variance * covariances
-
-    def _parts(self, regression: Regression) -> Sequence[Tensor] | None:
-        """Return the graphs at a time where the covariances of all are too large to keep, else None."""
-        size = max(1, MAX_KEPT_BYTES // (4 * regression.num_fitted) - 1)
-        return None if len(self.features) <= size + 1 else torch.arange(len(self.features)).split(size)
-
-    def _update(self, regression: Regression) -> None:
-        if self._regression is not regression:
-            self._restart(regression)
-        for row in range(self._num_rows, len(regression.rows)):
-            self._append(regression, row)
-
-    def _whitened(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the rows that are filled, with their positions."""
-        first = 0
-        for block in self._blocks:
-            last = min(first + len(block), self._num_rows)
-            yield slice(first, last), block[: last - first]
-            first = last
-
-    def _restart(self, regression: Regression) -> None:
-        num, size = regression.num_fitted, len(self.features)
-        dtype = torch.float64 if num * size <= _MAX_DOUBLES else torch.float32
-        self._blocks = []  # before the next ones are allocated
-        self._distances = None
-        if dtype == torch.float32:
-            _trim_heap()
-        self._blocks, self._num_rows = [torch.empty(num, size, dtype=dtype)], num
-        self._explained = torch.empty(size, dtype=torch.float64)
-        factor = regression.factor[:num, :num].to(dtype)
-        distances = WeightedDistances(regression.points.features[:num], regression.weights, dtype)
-        for part in torch.arange(size).split(max(1, _MAX_ENTRIES // num)):
-            covariance = correlation(distances(self.features[part])).T
-            whitened = torch.linalg.solve_triangular(factor, covariance, upper=False)
-            self._blocks[0][:, part] = whitened
-            self._explained[part] = whitened.square().sum(0, dtype=torch.float64)
-        self._regression = regression
-        if dtype == torch.float32:
-            _trim_heap()
-
-    def _correlations(self, regression: Regression, other: GraphFeatures) -> Tensor:
-        """Return the correlations [B] with one other graph."""
-        if self._distances is None:
-            self._distances = WeightedDistances(self.features, regression.weights)
-        return correlation(self._distances(other))[0]
-
-    def _append(self, regression: Regression, row: int) -> None:
-        covariance = self._correlations(regression, regression.points.features[row : row + 1])
-        factor = regression.factor[row]
-        for rows, white in self._whitened():
-            covariance -= factor[rows].to(white) @ white
-        whitened = covariance / factor[row]
-        if row == sum(map(len, self._blocks)):
-            self._blocks.append(torch.empty(_BLOCK_ROWS, len(self.features), dtype=self._blocks[0].dtype))
-        self._blocks[-1][row - sum(map(len, self._blocks[:-1]))] = whitened
-        self._explained += whitened.square()
-        self._num_rows = row + 1
-
-
-def _trim_heap() -> None:
-    """Return freed memory to the system, before and after arrays of many megabytes."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
-
-
-def _weighted(kinds: Iterable[Tensor], weights: Tensor) -> Tensor:
-    """Return the sum of squared distances [K, B, n], each times its weight, [B, n] float64."""
-    total = torch.zeros(())
-    for squared, weight in zip(kinds, weights.tolist(), strict=True):
-        total = squared.mul_(weight).add_(total)
-    return total
+    @cached_property
+    def covariances(self) -> Tensor:
+        """Covariances [B, B] of the means of the graphs."""
+        prior = self._regression.hyperparameters.correlations(self.features, self.features)
+        return self._regression.posterior.variance * (prior - self._whitened.T @ self._whitened)
 
 
 def best_and_random(values: Tensor, num: int, *, seed: int) -> Tensor:
@@ -340,24 +220,12 @@ def best_and_random(values: Tensor, num: int, *, seed: int) -> Tensor:
     return torch.cat([best, worse[torch.randperm(len(worse), generator=generator)[: num // 2]]]).sort().values
 
 
-def _factorised(correlations: Tensor, noise: float) -> tuple[float, Tensor]:
-    """Return the jitter that was necessary, and the Cholesky factor of correlations, whose diagonal gets the noise."""
+def _factorised(correlations: Tensor, noise: float) -> Tensor:
+    """Return the Cholesky factor of correlations, whose diagonal gets the noise, and more where it needs to."""
     diagonal = correlations.diagonal().clone()
     for jitter in _JITTERS:
         correlations.diagonal().copy_(diagonal + (noise + jitter))
         factor, failed = torch.linalg.cholesky_ex(correlations)
         if not bool(failed):
-            return jitter, factor
+            return factor
     raise AssertionError("a correlation matrix is not positive definite")
-
-
-def _grown(array: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return an array of at least this shape with the same first entries; capacities grow by an eighth."""
-    if all(size >= needed for size, needed in zip(array.shape, shape, strict=True)):
-        return array
-    capacity = [
-        size if size >= needed else needed + needed // 8 for size, needed in zip(array.shape, shape, strict=True)
-    ]
-    grown = array.new_zeros(capacity)
-    grown[: array.shape[0], : array.shape[1]] = array
-    return grown

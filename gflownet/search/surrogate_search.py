@@ -6,7 +6,7 @@ Letters: B terminal states, n observations.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from gflownet.mdp.states import GraphStates
-from gflownet.search.candidate_model import Believed, CandidateModel, in_scores, observed, spread_order
+from gflownet.search.candidate_model import CandidateModel, Fantasies, in_scores, observed, spread_order
 from gflownet.search.descriptors import Descriptors
-from gflownet.search.enumeration import ScoredSpace, enumerated
 from gflownet.search.history import History, ProposalOrigin
 from gflownet.search.method import Results, SearchMethod, SearchSetup
 from gflownet.search.proposals import (
@@ -34,9 +33,9 @@ from gflownet.search.proposals import (
 from gflownet.search.surrogate import Calibration, Prediction, Surrogate
 
 # Random streams of a call.
-_RANDOM, _POOL, _VALUES, _ORDER, _BATCH = range(5)
+_RANDOM, _POOL, _, _ORDER, _BATCH = range(5)
 _NUM_DESIGN = 256  # random architectures of which the first ones are chosen
-_NUM_BELIEVED = 256  # best candidates of a pool, out of which a batch is chosen one by one
+_NUM_FANTASISED = 256  # best candidates of a pool, out of which a batch is chosen one by one
 _NUM_GENERATIONS = 2  # of mutations of the pool's best candidates
 _NUM_KEPT = 256  # best candidates of a pool, with which the next one begins
 _CHUNK = 4_096  # architectures predicted at once, to bound memory
@@ -45,9 +44,8 @@ _CHUNK = 4_096  # architectures predicted at once, to bound memory
 class SurrogateSearch(SearchMethod):
     """Fits a surrogate to all scores, and samples a batch of unknown architectures in proportion to acquisition^beta.
 
-    A small space is scored as a whole. Elsewhere candidates are the best ones of the last proposal, mutations of the
-    best architectures and of the best candidates, and `samples`. Failed evaluations count with the floor score, refused
-    ones not at all.
+    Candidates are the best ones of the last proposal, mutations of the best architectures and of the best candidates,
+    and `samples`. Failed evaluations count with the floor score, refused ones not at all.
     """
 
     uses_surrogate = True
@@ -60,12 +58,6 @@ class SurrogateSearch(SearchMethod):
         self._num_fitted = 0  # architectures of the history at the last fit
         self._mean = 0.0  # of the warped scores of the last fit
         self._kept: dict[int, Pool] = {}  # best candidates of the last two pools, by call
-
-    @cached_property
-    def space(self) -> ScoredSpace | None:
-        """All architectures of a small space, None for a large one; visiting them takes up to a second."""
-        states = enumerated(self.env, max_num=self.config.proposals.num_enumerated)
-        return None if states is None else ScoredSpace(self.env, states)
 
     @property
     def surrogate(self) -> Surrogate:
@@ -98,12 +90,6 @@ class SurrogateSearch(SearchMethod):
         metrics = {**self.calibration.metrics(), "fallback": float(self.calibration.is_worse_than_mean)}
         return {**metrics, **self.surrogate.metrics(), **(self.learn() if self._num_fitted else {})}
 
-    def work(self, round: int) -> Generator[Mapping[str, float]]:
-        """Enumerate the space, while the first design trains."""
-        if not self._num_fitted:
-            _ = self.space
-            yield {}
-
     @abstractmethod
     def samples(self, call: int) -> GraphStates:
         """Return candidates that are no mutations, known ones included."""
@@ -123,7 +109,8 @@ class SurrogateSearch(SearchMethod):
             self._fit()
         if not self._num_fitted or self.model.has_objectives:
             return None
-        parts = [self._predict(states[first : first + _CHUNK]) for first in range(0, max(len(states), 1), _CHUNK)]
+        chunks = (states[first : first + _CHUNK] for first in range(0, max(len(states), 1), _CHUNK))
+        parts = [self.model.predict(self.model.encode(chunk)) for chunk in chunks]
         mean, std = (torch.cat([getattr(each, name) for each in parts]) for name in ("mean", "std"))
         noise = torch.tensor([1.0, 1.0 + parts[0].noise], dtype=torch.float64)  # the warp is linear above 0
         return Prediction(*in_scores(self.surrogate, Prediction(mean, std)), float(self.surrogate.unwarp(noise).diff()))
@@ -152,21 +139,14 @@ class SurrogateSearch(SearchMethod):
         positions, scores = self.observations()
         if len(positions):
             self.model.fit(self.history, positions)
-            if self.space is not None:
-                self.space.forget()
             self._mean = float(self.surrogate.warp(scores).mean())
             self._num_fitted = len(self.history)
-
-    def _predict(self, states: GraphStates) -> Prediction:
-        if self.space is not None:
-            return self.space.predict_at(states, self.model)
-        return self.model.predict(self.model.encode(states))
 
     def _calibrate(self) -> None:
         positions, scores = self.observations()
         is_new = positions >= self._num_fitted
         if bool(is_new.any()):
-            prediction = self._predict(self.history.states[positions[is_new]])
+            prediction = self.model.predict(self.model.encode(self.history.states[positions[is_new]]))
             self.calibration.add(prediction, self.surrogate.warp(scores[is_new]), earlier_mean=self._mean)
 
     def pool(self, call: int) -> Pool:
@@ -179,14 +159,10 @@ class SurrogateSearch(SearchMethod):
             states = GraphStates.cat([varied, others])
             is_unknown = unknown_mask(self.history, states)
             return _equal(states[is_unknown], origin[is_unknown])
-        if (space := self.space) is None:
-            pool = self.evolved_pool(call, self.setup.generator(call, _POOL))
-            # That of the call before stays, because an interrupted call is repeated.
-            self._kept = {**self._kept_before(call), call: pool.best(_NUM_KEPT)}
-            return pool
-        values = self.model.log_values(space.features(self.model), self.setup.generator(call, _VALUES))
-        positions = self.history.is_unknown(space.codes).nonzero().squeeze(1)
-        return Pool(space.states[positions], values[positions], origin_of((ProposalOrigin.SPACE, len(positions))))
+        pool = self.evolved_pool(call, self.setup.generator(call, _POOL))
+        # That of the call before stays, because an interrupted call is repeated.
+        self._kept = {**self._kept_before(call), call: pool.best(_NUM_KEPT)}
+        return pool
 
     def evolved_pool(self, call: int, generator: torch.Generator) -> Pool:
         """Return earlier candidates, mutations of the best architectures, samples, and mutations of the best of these.
@@ -222,12 +198,9 @@ class SurrogateSearch(SearchMethod):
         return self.model.log_values(self.model.encode(states), generator)
 
     def random_states(self, call: int) -> GraphStates:
-        """Return random unknown architectures, all of them where a small space has few left."""
+        """Return random unknown architectures, fewer where a space has hardly any left."""
         num = max(self.config.proposals.num_sampled, 1)
-        states = random_unknown(self.history, num, self.setup.generator(call, _RANDOM))
-        if len(states) < num and self.space is not None:
-            states = self.space.states[self.history.is_unknown(self.space.codes)]
-        return states
+        return random_unknown(self.history, num, self.setup.generator(call, _RANDOM))
 
     def _chosen(self, pool: Pool, num: int, call: int) -> GraphStates:
         order = sampled_order(pool.log_values, self.setup.generator(call, _ORDER), beta=self.config.acquisition.beta)
@@ -243,13 +216,13 @@ class SurrogateSearch(SearchMethod):
 
         Each one is sampled as if those before and the candidates in flight had the score of their predicted mean.
         """
-        rows = order[:_NUM_BELIEVED]
+        rows = order[:_NUM_FANTASISED]
         features = self.model.encode(GraphStates.cat([pool.states[rows], self.history.states_in_flight]))
-        believed, following = self.model.believe(features), iter(range(len(rows)))
-        for part, position in product(believed, range(len(rows), len(features))):
+        fantasies, following = self.model.fantasies(features), iter(range(len(rows)))
+        for part, position in product(fantasies, range(len(rows), len(features))):
             part.add(position)
         if len(features) > len(rows):
-            following = self._following(features, believed, len(rows), generator)
+            following = self._following(features, fantasies, len(rows), generator)
         passed, chosen = set[int](), list[int]()
         while len(chosen) < num and (position := next(following, None)) is not None:
             if position in passed:
@@ -257,17 +230,17 @@ class SurrogateSearch(SearchMethod):
             passed.add(position)
             if not self.setup.is_refused_at(pool.states, int(rows[position])):
                 chosen.append(position)
-                for part in believed:
+                for part in fantasies:
                     part.add(position)
-                following = self._following(features, believed, len(rows), generator)
+                following = self._following(features, fantasies, len(rows), generator)
         first = rows[torch.tensor(chosen, dtype=torch.int64)]
         return torch.cat([first, order[~torch.isin(order, first)]])
 
     def _following(
-        self, features: Any, believed: Sequence[Believed], num: int, generator: torch.Generator
+        self, features: Any, fantasies: Sequence[Fantasies], num: int, generator: torch.Generator
     ) -> Iterator[int]:
         """Return the first `num` candidates in an order sampled by their acquisition."""
-        values = self.model.log_values(features, generator, believed)[:num]
+        values = self.model.log_values(features, generator, fantasies)[:num]
         return iter(sampled_order(values, generator, beta=self.config.acquisition.beta).tolist())
 
     def _first_states(self, call: int, num: int, origin: ProposalOrigin) -> GraphStates:

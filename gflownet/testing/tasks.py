@@ -16,7 +16,7 @@ from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.environment import Environment
 from gflownet.run.extensions import load_extensions, validate
-from gflownet.search.enumeration import check_space
+from gflownet.search.proposals import check_space
 from gflownet.testing.contract import Contract, ContractError, expect
 from gflownet.training.random_states import candidate_seed
 

@@ -27,10 +27,7 @@ from tests.search.searches import (
 from tests.toy_tasks import RewardsHiddenNodes
 
 # Small populations, so that each method does more than propose random architectures.
-OPTIONS = {
-    "evolution": ["search.options.population=4", "search.options.tournament=2"],
-    "surrogate_gflownet": ["search.proposals.num_enumerated=0"],  # otherwise it needs no policy in a small space
-}
+OPTIONS = {"evolution": ["search.options.population=4", "search.options.tournament=2"]}
 SHARED = (
     "search.num_initial=4",
     "search.proposals.updates_per_evaluation=0.5",
@@ -113,7 +110,7 @@ def test_candidates_in_order_depend_on_no_timing(name):
 
 
 # The policy of the slow one proposes in the other tests of its method.
-@pytest.mark.parametrize("method", slow_except(["random", "evolution", "local_search", "surrogate"], METHODS))
+@pytest.mark.parametrize("method", slow_except(["random", "evolution", "surrogate"], METHODS))
 def test_search_ends_when_the_space_is_exhausted(method, monkeypatch):
     monkeypatch.setattr(loop_module, "_MAX_REPEATS", 10)
     places = "env.choices.places={c: [0], d: [0]}"  # 9 settings are left

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.data.sampler import uniform_states
 from gflownet.envs.graph_building import LabelledDAGEnv
 from gflownet.graphs.canonical import ColouredGraph
@@ -16,7 +17,6 @@ from gflownet.mdp.construction import NONE, built, taken_apart
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.moves import Move, Moves
 from gflownet.mdp.states import UNSET, GraphStates
-from gflownet.search.enumeration import enumerated
 from gflownet.search.proposals import mutated
 from tests.contracts.environments import ENVIRONMENTS
 from tests.contracts.test_environments import CASES
@@ -85,8 +85,8 @@ def test_construction_without_an_edit_builds_the_state(name):
 )
 def test_moves_connect_the_space(name):
     env = CASES[name]()
-    every = enumerated(env, max_num=400)
-    assert every is not None
+    space = enumerate_states(env, max_states=5_000)
+    every = space.states[space.terminal]
     codes = env.identify(every).tolist()
     graph = nx.DiGraph()
     graph.add_nodes_from(codes)
@@ -135,10 +135,9 @@ def test_insert_in_an_edge_and_removal_of_a_node_keep_the_path():
     for start, kind, end in ((shorter, Move.INSERT, chain), (chain, Move.REMOVE, shorter)):
         state = env.states_of([start])
         moves = Moves.of(env, state, generator())
-        kinds, positions = moves.all_of(0)
-        chosen = (kinds == int(kind)).nonzero().squeeze(1)
-        owner = torch.zeros_like(chosen)
-        results, repairs = moves.results(owner, kinds[chosen], positions[chosen], generator())
+        positions = moves.edits[kind][0].nonzero().squeeze(1)
+        owner, kinds = torch.zeros_like(positions), torch.full_like(positions, int(kind))
+        results, repairs = moves.results(owner, kinds, positions, generator())
         keys = {env.terminal(results, i).canonical_key() for i in (repairs == 0).nonzero().squeeze(1).tolist()}
         assert end.canonical_key() in keys
 

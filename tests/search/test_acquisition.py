@@ -13,8 +13,6 @@ import torch
 from gflownet.metrics.statistics import hypervolume
 from gflownet.search.acquisition import (
     ExpectedImprovement,
-    ThompsonSampling,
-    UpperConfidenceBound,
     boxes_above,
     log_expected_improvement,
     log_standard_improvement,
@@ -55,20 +53,6 @@ def test_expected_improvement_matches_quadrature():
     scores = PREDICTION.mean[:, None] + PREDICTION.std[:, None] * points
     expected = ((scores - 1.5).clamp(min=0) * density).sum(1).log()
     torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_upper_confidence_bound():
-    values = UpperConfidenceBound().log_values(PREDICTION, 0.5, torch.Generator())
-    assert values.tolist() == [1.5, 2.5, 4.5]
-
-
-def test_thompson_draws_have_predicted_moments():
-    prediction = Prediction(torch.full((20_000,), 2.0).double(), torch.full((20_000,), 0.5).double())
-    values = ThompsonSampling().log_values(prediction, 1.0, torch.Generator().manual_seed(0))
-    assert abs(float(values.mean()) - 1.0) < 0.02
-    assert abs(float(values.std()) - 0.5) < 0.02
-    again = ThompsonSampling().log_values(prediction, 1.0, torch.Generator().manual_seed(0))
-    assert torch.equal(values, again)
 
 
 CASES = [

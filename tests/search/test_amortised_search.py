@@ -23,11 +23,10 @@ from tests.search.searches import RIDGE, build, method_of, proposals
 
 VARIED = "cond.temperature.sample_dist=uniform cond.temperature.dist_params=[1,2]"
 UPDATES = "search.proposals.updates_per_evaluation=25"
-SEARCH = ("search.proposals.num_enumerated=0", "search.batch_size=4", "opt.learning_rate=0.005", "model.num_emb=32")
+SEARCH = ("search.batch_size=4", "opt.learning_rate=0.005", "model.num_emb=32")
 
 
 def distance(method: SurrogateGFlowNet, graph: StateGraph, beta: float) -> float:
-    assert method.policy is not None
     encoding = no_conditioning(1, method.setup.context.num_cond_dim).encoding[0]
     scores = forward_scores(method.setup.context, method.policy.learner.sampling, encoding)
     target = torch.zeros(len(graph), dtype=torch.float64)
@@ -43,9 +42,7 @@ def gflownet_of(trainer) -> SurrogateGFlowNet:
 
 
 def policy_of(trainer) -> AmortisedPolicy:
-    policy = gflownet_of(trainer).policy
-    assert policy is not None
-    return policy
+    return gflownet_of(trainer).policy
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +55,7 @@ def test_policy_follows_the_acquisition(graph):
     trainer = build("surrogate_gflownet", RIDGE, *SEARCH, "search.acquisition.beta=1", "search.num_initial=8", UPDATES)
     method, distances = gflownet_of(trainer), []
     for _ in proposals(trainer, 5, batch_size=4):
-        if method.policy is not None and method.policy.num_updates:
+        if method.policy.num_updates:
             distances.append(distance(method, graph, 1.0))
     assert len(distances) == 4
     assert max(distances) < 0.35
@@ -89,10 +86,6 @@ def test_work_is_done_in_pieces_and_repeated_after_an_interruption():
         assert len(list(gflownet_of(trainer).work(1))) >= 6
     weights = [policy_of(trainer).learner.policy.state_dict() for trainer in (first, second)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
-def test_small_space_needs_no_policy():
-    assert gflownet_of(build("surrogate_gflownet", RIDGE)).policy is None
 
 
 def test_rewards_are_predicted_once_per_architecture():

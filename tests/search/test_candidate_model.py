@@ -19,7 +19,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.search.acquisition import ExpectedImprovement, boxes_above, log_expected_improvement
-from gflownet.search.candidate_model import Believed, CandidateModel, in_scores, spread_order
+from gflownet.search.candidate_model import CandidateModel, Fantasies, in_scores, spread_order
 from gflownet.search.config import SearchConfig, SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.history import History
@@ -170,24 +170,24 @@ def test_in_scores_is_the_prediction_where_the_warp_is_linear(table):
     assert not math.isnan(float(mean.sum()))
 
 
-def test_believed_candidates_shrink_deviations_as_observations_do():
+def test_fantasies_shrink_deviations_as_observations_do():
     env = computation_graphs(max_hidden_nodes=4, max_edges=8)
     states = random_terminal_states(env, 60, seed=0)
     process = GaussianProcess(env, SurrogateConfig(), seed=0)
     features, scores = process.encode(states), states.has_edge.sum((1, 2)).double().sin()
     process.fit(features[:50], scores[:50])
     candidates, rows = features[50:], torch.tensor([3, 7])
-    believed, before = Believed(process, candidates), process.predict(candidates)
+    fantasies, before = Fantasies(process, candidates), process.predict(candidates)
     covariance = torch.stack([process.covariance(candidates, row) for row in range(10)])
     torch.testing.assert_close(covariance.diagonal(), before.latent_std.square(), rtol=1e-6, atol=1e-8)
     for row in rows.tolist():
-        believed.add(row)
+        fantasies.add(row)
     observed = covariance[rows][:, rows] + before.noise**2 * torch.eye(2)
     explained = (covariance[:, rows] * torch.linalg.solve(observed, covariance[rows]).T).sum(1)
     expected = (before.std.square() - explained).clamp(min=before.noise**2).sqrt()
-    torch.testing.assert_close(believed.prediction.std, expected, rtol=1e-6, atol=1e-8)
-    assert torch.equal(believed.prediction.mean, before.mean)
-    assert believed.best == float(before.mean[rows].max())
+    torch.testing.assert_close(fantasies.prediction.std, expected, rtol=1e-6, atol=1e-8)
+    assert torch.equal(fantasies.prediction.mean, before.mean)
+    assert fantasies.best == float(before.mean[rows].max())
 
 
 def test_spread_order_takes_the_farthest_of_four_points():

@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from gflownet.search.config import SurrogateConfig
-from gflownet.search.features import Points
+from gflownet.search.features import squared_distances
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.regression import (
-    CrossCovariance,
+    Conditional,
     Hyperparameters,
     Regression,
     best_and_random,
-    fit_hyperparameters,
     log_likelihoods,
+    most_probable,
 )
 from tests.contracts.environments import computation_graphs
 from tests.oracles import gaussian_process as oracle
@@ -41,28 +41,31 @@ def scores_of(states) -> torch.Tensor:
 
 
 WEIGHTS = [-1.0, -3.0, -torch.inf, 2.0, 0.5, -2.0, -1.0, -3.0, 0.0, -4.0]
-HYPERPARAMETERS = Hyperparameters(torch.tensor(WEIGHTS, dtype=torch.float64), -5.0)
+SCALES = torch.linspace(0.5, 2.0, len(WEIGHTS), dtype=torch.float64)
+HYPERPARAMETERS = Hyperparameters(torch.tensor(WEIGHTS, dtype=torch.float64), -5.0, SCALES)
+
+
+def distances(first, second) -> torch.Tensor:
+    return torch.stack([*squared_distances(first, second)])
 
 
 def test_regression_matches_explicit_inverses(env, states):
-    features = process(env).encode(states)
-    rows, values = torch.arange(NUM), scores_of(states).sin()
-    regression = Regression(features, rows, HYPERPARAMETERS)
-    regression.observe(values)
-    prediction = CrossCovariance(features[NUM:]).predict(regression)
-    observed = Points(features[rows])
-    weights = HYPERPARAMETERS.weights.exp2() / observed.median_scales()
-    squared = torch.tensordot(weights, Points(features).distances(observed), 1).numpy()
-    correlation = oracle.matern(squared)
-    noise = HYPERPARAMETERS.noise_variance
-    mean, std, _ = oracle.regress(correlation[:, :NUM], correlation[:, NUM:], values[:NUM].numpy(), noise=noise)
-    np.testing.assert_allclose(prediction.mean.numpy(), mean, rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(prediction.std.numpy(), std, rtol=1e-7)
+    features, values = process(env).encode(states), scores_of(states).sin()
+    conditional = Conditional(Regression(features[:NUM], values[:NUM], HYPERPARAMETERS), features[NUM:])
+    weights = HYPERPARAMETERS.weights.exp2() / SCALES
+    correlation = oracle.matern(torch.tensordot(weights, distances(features, features), 1).numpy())
+    noise, known, cross = HYPERPARAMETERS.noise_variance, correlation[:NUM, :NUM], correlation[:NUM, NUM:]
+    mean, std, _ = oracle.regress(known, cross, values[:NUM].numpy(), noise=noise)
+    np.testing.assert_allclose(conditional.prediction.mean.numpy(), mean, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(conditional.prediction.std.numpy(), std, rtol=1e-7)
+    explained = cross[:, 7] @ np.linalg.inv(known + noise * np.eye(NUM)) @ cross
+    variance = (conditional.prediction.noise**2) / noise
+    np.testing.assert_allclose(conditional.covariances[7], variance * (correlation[NUM + 7, NUM:] - explained))
 
 
 def test_log_likelihood_matches_explicit_determinant(env, states):
     features, values = process(env).encode(states[:NUM]), scores_of(states[:NUM])
-    squared = Points(features).distances(Points(features))
+    squared = distances(features, features)
     weights = torch.stack([HYPERPARAMETERS.weights, HYPERPARAMETERS.weights - 1])
     result = log_likelihoods(squared, values, weights, torch.tensor([-5.0, -3.0]).double())
     for index, noise in enumerate((2.0**-5 + 1e-8, 2.0**-3 + 1e-8)):
@@ -71,82 +74,20 @@ def test_log_likelihood_matches_explicit_determinant(env, states):
         assert float(result[index]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_rows_added_one_by_one_match_rows_together(env, states):
-    features, values = process(env).encode(states), scores_of(states)
-    pool, fresh = CrossCovariance(features[NUM:]), CrossCovariance(features[NUM:])
-    whole = Regression(features, torch.arange(NUM), HYPERPARAMETERS)
-    grown = Regression(features, torch.arange(NUM), HYPERPARAMETERS)
-    for regression in (whole, grown):
-        regression.observe(values)
-    pool.predict(grown)
-    whole.append(features, torch.arange(NUM, 2 * NUM))
-    for row in range(NUM, 2 * NUM):
-        grown.append(features, torch.tensor([row]))
-    for regression in (whole, grown):
-        regression.observe(values)
-    assert torch.equal(whole.factor, grown.factor)
-    first, second = fresh.predict(whole), pool.predict(grown)
-    assert torch.equal(first.mean, second.mean)
-    assert torch.equal(first.std, second.std)
-    noise = HYPERPARAMETERS.noise_variance
-    points = Points(features[: 2 * NUM])
-    covariance = oracle.matern(torch.tensordot(whole.weights, points.distances(points), 1).numpy())
-    torch.testing.assert_close(whole.factor @ whole.factor.T, torch.tensor(covariance) + noise * torch.eye(2 * NUM))
-    squared = torch.tensordot(whole.weights, Points(features).distances(points), 1).numpy()
-    known = oracle.matern(squared)
-    mean, std, _ = oracle.regress(known[:, : 2 * NUM], known[:, NUM:], values[: 2 * NUM].numpy(), noise=noise)
-    np.testing.assert_allclose(second.mean.numpy(), mean, rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(second.std.numpy(), std, rtol=1e-7)
-
-
-@pytest.mark.parametrize(("max_doubles", "tolerance"), [(2**23, 1e-12), pytest.param(0, 1e-5, marks=pytest.mark.slow)])
-def test_covariances_in_parts_match_those_of_all(env, states, monkeypatch, max_doubles, tolerance):
-    """Predictions that keep nothing, of 31 graphs at a time, in float64 and float32, with rows added."""
-    features, values = process(env).encode(states), scores_of(states)
-    regression = Regression(features, torch.arange(NUM), HYPERPARAMETERS)
-    regression.append(features, torch.arange(NUM, 2 * NUM))
-    regression.observe(values)
-    whole = CrossCovariance(features)
-    prediction, covariance = whole.predict(regression), whole.covariance(regression, 3 * NUM - 1)
-    monkeypatch.setattr("gflownet.search.regression._MAX_DOUBLES", max_doubles)
-    monkeypatch.setattr("gflownet.search.regression._MAX_ENTRIES", 13 * NUM)
-    monkeypatch.setattr("gflownet.search.regression.MAX_KEPT_BYTES", 4 * NUM * 32)
-    parts = CrossCovariance(features)
-    torch.testing.assert_close(parts.predict(regression).mean, prediction.mean, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(parts.predict(regression).std, prediction.std, rtol=10 * tolerance, atol=tolerance)
-    torch.testing.assert_close(
-        parts.covariance(regression, 3 * NUM - 1), covariance, rtol=tolerance, atol=10 * tolerance
-    )
-    assert not parts._blocks
-
-
-def test_candidates_of_a_batch_leave_the_covariances_of_the_space(env, states):
-    gp = process(env)
-    features = gp.encode(states)
-    gp.fit(features[:NUM], scores_of(states[:NUM]))
-    gp.predict(features)
-    cross = gp._crosses[0]
-    for first in (0, 10, 20):
-        gp.predict(features[first : first + 10])
-        gp.predict(features)
-        assert gp._crosses[0] is cross
-    assert len(gp._crosses) == 2
-
-
 def test_hyperparameters_find_relevant_distance():
     """Values depend on the first of three distances; the third repeats the second."""
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(3, 60, generator=generator, dtype=torch.float64)
     points[2] = points[1]
     squared = (points[:, :, None] - points[:, None, :]).square()
-    squared /= torch.stack([each[each > 0].median() for each in squared])[:, None, None]
-    fitted = fit_hyperparameters(squared, (6 * points[0]).sin(), Hyperparameters.initial(3))
+    fitted = most_probable(squared, (6 * points[0]).sin())
+    assert fitted.scales.tolist() == [float(each[each > 0].median()) for each in squared]
     assert fitted.weights[0] >= 0
     assert fitted.weights[1] <= -6
     assert fitted.weights[2] == -torch.inf
     assert fitted.noise == -9
     noisy = (6 * points[0]).sin() + torch.randn(60, generator=generator).double()
-    assert fit_hyperparameters(squared, noisy, fitted).noise >= -3
+    assert most_probable(squared, noisy, fitted).noise >= -3
 
 
 @pytest.mark.parametrize("scores", [torch.tensor([2.0]), torch.full((NUM,), 2.0)])

@@ -181,7 +181,7 @@ def test_size_of_rounds_is_that_of_the_options():
 
 @pytest.mark.parametrize("method", ["surrogate", pytest.param("surrogate_gflownet", marks=pytest.mark.slow)])
 def test_times_of_evaluations_decide_no_candidates(method, monkeypatch):
-    options = (TRAINS, RIDGE, "search.batch_size=0", "search.num_initial=4", "search.proposals.num_enumerated=0")
+    options = (TRAINS, RIDGE, "search.batch_size=0", "search.num_initial=4")
     options += ("search.proposals.updates_per_evaluation=0.5",)
     names = []
     for seed in range(2):  # of the order in which candidates finish, and of the times that the search measures
@@ -198,12 +198,12 @@ def test_metrics_count_the_origins_of_proposals():
     options = (RIDGE, "search.num_initial=4", "budget.evaluations=12", "search.batch_size=4")
     _, steps = run_search(build("surrogate", *options))
     assert [step.metrics["proposed_design"] for step in steps] == [4, 0, 0]
-    assert [step.metrics["proposed_space"] for step in steps] == [0, 4, 4]
+    assert [step.metrics["proposed_mutation"] + step.metrics["proposed_random"] for step in steps] == [0, 4, 4]
     last = steps[-1].metrics
-    assert last["proposed_space_total"] == 8
-    assert last["proposed_design_best"] + last["proposed_space_best"] == 10, "of the ten best"
+    assert last["proposed_mutation_total"] + last["proposed_random_total"] == 8
+    assert sum(last[f"proposed_{name}_best"] for name in ("design", "mutation", "random")) == 10, "of the ten best"
     assert {name.removeprefix("proposed_").removesuffix("_best") for name in last if "_best" in name} == set(ORIGINS)
-    trainer = build("surrogate_gflownet", *options, "search.proposals.num_enumerated=0", "search.num_initial=8")
+    trainer = build("surrogate_gflownet", *options, "search.num_initial=8")
     last = run_search(trainer)[1][-1].metrics
     assert sum(last[f"proposed_{name}"] for name in ("mutation", "policy", "random")) == 4
     assert last["policy_updates"] == 48, "six for each of the first eight evaluations"
