@@ -4,9 +4,9 @@
 
 Sections: nb201 (12-epoch validation accuracy), nb201_long (1,000 evaluations), opgfn (12-epoch test accuracy, the
 protocol of OP-GFN), macro, recorded (trainings of digits networks), digits and mnist1d (real trainings), surrogates
-(rank correlations without a search). The other goals are those of the searched method, --searched; the other methods
-are figures, read from the stores of their runs in --out, where a repeated command continues. Tables are in --tables,
-$GFLOWNET_TABLES or shared/data beside the checkout.
+(rank correlations without a search). The other goals are those of the searched method, --searched; the other methods are figures, read from
+the stores of their runs in --out, where a repeated command continues. Tables are in --tables, $GFLOWNET_TABLES or
+shared/data beside the checkout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from scripts.bench import Row, at_least, at_most, figure, finish, skip
 from scripts.surrogate_ranks import NUM_SEEDS, rank_rows
 
 _ROOT = Path(__file__).resolve().parent.parent
-METHODS = "random,evolution,surrogate,surrogate_gflownet"
+METHODS = "random,evolution,local_search,surrogate,surrogate_gflownet"
 QUICK_SEEDS, QUICK_BUDGET, QUICK_METHODS = 2, 20, "random,surrogate"
 # Goals apply to the full number of seeds and evaluations.
 _PERCENT = 100.0
@@ -165,7 +165,7 @@ def sections(tables: Path) -> list[Section]:
     for each in DATA_SETS:
         test = f"task_options.test_column={each.name}_test200"
         columns = (f"task_options.column={each.name}_val12", test)
-        long = "random,surrogate,surrogate_gflownet"
+        long = "random,local_search,surrogate,surrogate_gflownet"
         result += [
             Section(f"nb201_{each.name}", "cells", nb201, columns, 200, 50, partial(_nb201_rows, each)),
             Section(f"nb201_long_{each.name}", "cells", nb201, columns, 1_000, 50, partial(_long_rows, each), long),
@@ -217,8 +217,8 @@ def _macro_rows(comparison: Searches, label: str) -> Iterator[Row]:
 
 def _recorded_rows(comparison: Searches, label: str) -> Iterator[Row]:
     for at in (100, 300):
-        best = partial(comparison.best, at=at)
-        yield from _above(f"best: above evolution @{at}", comparison, label, "evolution", best)
+        for other in ("evolution", "local_search"):
+            yield from _above(f"best: above {other} @{at}", comparison, label, other, partial(comparison.best, at=at))
     near = partial(comparison.num_near, at=300)
     yield from _above("near_best: above surrogate @300", comparison, label, "surrogate", near)
     yield from _calibration_rows(comparison, label)

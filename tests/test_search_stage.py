@@ -172,7 +172,7 @@ def test_closing_line_without_policy(tmp_path, capsys, monkeypatch):
 
 
 def test_method_without_surrogate_ends_with_a_sampler(tmp_path, capsys):
-    assert run(tmp_path / "run", "search.method=evolution", "budget.evaluations=6") == 0
+    assert run(tmp_path / "run", "search.method=local_search", "budget.evaluations=6") == 0
     assert "sampler: no sample was evaluated" in capsys.readouterr().out
     assert len(sample(tmp_path / "run", 3)) == 3
 

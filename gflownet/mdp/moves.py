@@ -77,6 +77,12 @@ class Moves:
             position[rows] = noise.argmax(1) if len(rows) else rows
         return position
 
+    def all_of(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the kind and the position of every edit of one state, [K] each."""
+        positions = [mask[index].nonzero().squeeze(1) for mask in self.edits.values()]
+        kinds = [torch.full_like(each, int(move)) for move, each in zip(self.edits, positions, strict=True)]
+        return torch.cat(kinds), torch.cat(positions)
+
     def results(
         self, owner: Tensor, kind: Tensor, position: Tensor, generator: torch.Generator
     ) -> tuple[GraphStates, Tensor]:

@@ -141,6 +141,21 @@ def _moved(
     return states
 
 
+def neighbours(env: Environment, state: GraphStates, generator: torch.Generator, *, num: int) -> GraphStates:
+    """Return distinct other terminal states one move away from one terminal state, in random order.
+
+    In an environment of places these are all changes of one place; otherwise up to `num` random ones.
+    """
+    if {GraphActionType.AddNode, GraphActionType.AddEdge}.isdisjoint(env.forward_types):
+        moves = Moves.of(env, state, generator)
+        kind, position = moves.all_of(0)
+        states, _ = moves.results(torch.zeros_like(kind), kind, position, generator)
+    else:
+        states = mutated(env, state[torch.zeros(num, dtype=torch.int64)], generator)
+    states = distinct(env, states[(env.identify(states) != env.identify(state)).nonzero().squeeze(1)])
+    return states[torch.randperm(len(states), generator=generator)]
+
+
 def distinct(env: Environment, states: GraphStates) -> GraphStates:
     """Return the first of all isomorphic states, in order."""
     return states[first_mask(env.identify(states))]

@@ -110,7 +110,7 @@ def test_candidates_in_order_depend_on_no_timing(name):
 
 
 # The policy of the slow one proposes in the other tests of its method.
-@pytest.mark.parametrize("method", slow_except(["random", "evolution", "surrogate"], METHODS))
+@pytest.mark.parametrize("method", slow_except(["random", "evolution", "local_search", "surrogate"], METHODS))
 def test_search_ends_when_the_space_is_exhausted(method, monkeypatch):
     monkeypatch.setattr(loop_module, "_MAX_REPEATS", 10)
     places = "env.choices.places={c: [0], d: [0]}"  # 9 settings are left

@@ -135,9 +135,10 @@ def test_insert_in_an_edge_and_removal_of_a_node_keep_the_path():
     for start, kind, end in ((shorter, Move.INSERT, chain), (chain, Move.REMOVE, shorter)):
         state = env.states_of([start])
         moves = Moves.of(env, state, generator())
-        positions = moves.edits[kind][0].nonzero().squeeze(1)
-        owner, kinds = torch.zeros_like(positions), torch.full_like(positions, int(kind))
-        results, repairs = moves.results(owner, kinds, positions, generator())
+        kinds, positions = moves.all_of(0)
+        chosen = (kinds == int(kind)).nonzero().squeeze(1)
+        owner = torch.zeros_like(chosen)
+        results, repairs = moves.results(owner, kinds[chosen], positions[chosen], generator())
         keys = {env.terminal(results, i).canonical_key() for i in (repairs == 0).nonzero().squeeze(1).tolist()}
         assert end.canonical_key() in keys
 

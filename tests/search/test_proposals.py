@@ -19,9 +19,11 @@ from gflownet.search.history import History, ProposalOrigin
 from gflownet.search.proposals import (
     SpreadDraws,
     accepted,
+    distinct,
     even_weights,
     evolved,
     mutated,
+    neighbours,
     origin_of,
     random_unknown,
     sampled_order,
@@ -55,9 +57,25 @@ def test_mutated_changes_each_place_and_value_equally_often():
     children = mutated(env, parent[torch.zeros(6_000, dtype=torch.int64)], generator(2))
     changed = (children.node_attr != parent.node_attr).flatten(1)
     assert int(changed.sum(1).max()) == 1
-    counts = Counter(env.identify(children).tolist())
-    assert len(counts) == 8, "4 places with 2 other operations"
-    assert p_value(counts, dict.fromkeys(counts, 1 / 8)) > 1e-3
+    probabilities = dict.fromkeys(env.identify(neighbours(env, parent, generator(), num=1)).tolist(), 1 / 8)
+    assert p_value(Counter(env.identify(children).tolist()), probabilities) > 1e-3
+
+
+def test_neighbours_of_places_are_all_single_changes():
+    env = ENVIRONMENTS["cells"]()
+    state = uniform_states(env, 1, generator=generator())
+    others = neighbours(env, state, generator(), num=1)
+    assert len(others) == 8, "4 places with 2 other operations"
+    assert ((others.node_attr != state.node_attr).flatten(1).sum(1) == 1).all()
+    assert len(set(env.identify(others).tolist())) == 8
+
+
+def test_neighbours_are_distinct_other_terminal_states(env):
+    state = uniform_states(env, 1, generator=generator(3))
+    others = neighbours(env, state, generator(), num=12)
+    assert bool(env.forward_masks(others).masks[GraphActionType.Stop].all())
+    assert len(distinct(env, others)) == len(others) > 0
+    assert int(env.identify(state)) not in env.identify(others).tolist()
 
 
 def evaluations(scores: list[float]) -> list[Evaluation]:
