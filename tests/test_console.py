@@ -81,7 +81,7 @@ def test_time_left_counts_steps_and_evaluations_of_this_process() -> None:
     now = FakeTime()
     steps = {101: dict[str, float](), 102: {}, 103: {}}
     assert time_left(Limits(num_steps=105), now, steps, is_resumed=True) == "0:00:20"
-    evaluated = {101: {"num_distinct": 100.0}, 102: {"num_distinct": 120.0}}
+    evaluated = {101: {"num_distinct": 90.0}, 102: {"num_distinct": 100.0}, 103: {"num_distinct": 120.0}}
     assert time_left(Limits(num_evaluations=220), now, evaluated, is_resumed=True) == "0:00:50"
     assert time_left(Limits(num_steps=105), now, {106: {}}) == "step 106/106", "more steps than expected"
 
@@ -103,7 +103,7 @@ def test_live_panel_contains_all_metrics(width: int) -> None:
     for figure, shown in zip(FIGURES, SHOWN, strict=True):
         assert re.search(rf"{re.escape(figure.label)} +{re.escape(shown)}", last), figure.label
     assert "step 2/20" in last
-    assert "0:01:30 left" in last
+    assert "0:03:00 left" in last
     assert max(len(line) for line in last.splitlines()) <= width
 
 
@@ -148,22 +148,24 @@ FINAL_VALUES = {"num_finalists": 3, "num_new_seeds": 2, "final_score_best": 0.75
 def go_through_phases(view: View, now: FakeTime) -> Iterator[Phase]:
     """Show a run of a search method, and yield in the middle of each phase."""
     view.enter(Phase.SEARCH)
-    for step in (3, 4, 5):  # several rounds may find nothing new
-        now.moment += 10 / 3
-        view.write(step, {"score_mean": 0.5, "num_distinct": 5, "surrogate_rank_correlation": 0.25})
+    for step, num in ((3, 3), (4, 4), (5, 4), (6, 5)):  # a round may find nothing new
+        now.moment += 0 if step == 5 else 20 if step == 3 else 4  # the first one has the time of a start
+        view.write(step, {"score_mean": 0.5, "num_distinct": num, "surrogate_rank_correlation": 0.25})
     yield Phase.SEARCH
     view.write(9, {"score_mean": 0.6, "num_distinct": 10})
     view.enter(Phase.SAMPLER)
     view.stage(Phase.SAMPLER, 0, 8)
-    now.moment += 4
-    view.stage(Phase.SAMPLER, 2, 8)
+    for num, seconds in ((1, 30), (2, 2)):
+        now.moment += seconds
+        view.stage(Phase.SAMPLER, num, 8)
     view.write(11, {"loss": 2.5, "log_Z": 1.5, "predicted_score_mean": 0.625, "log_reward_mean": math.nan})
     yield Phase.SAMPLER
     view.stage(Phase.SAMPLER, 8, 8)
     view.enter(Phase.FINAL)
     view.stage("final stage, trainings", 0, 20, {})
-    now.moment += 12
-    view.stage("final stage, trainings", 4, 20, FINAL_VALUES)
+    for num in (2, 4):
+        now.moment += 6
+        view.stage("final stage, trainings", num, 20, FINAL_VALUES)
     yield Phase.FINAL
     view.stage("final stage, trainings", 20, 20, FINAL_VALUES)
     view.enter(Phase.CERTIFICATE)  # off: without a row
@@ -184,13 +186,15 @@ def test_live_panel_shows_each_phase_with_its_figures(width: int) -> None:
         assert not re.search(r"(^| )-( |$)", shown[phase]), "no dash in place of a value"
         assert max(map(len, output.getvalue().rpartition("gflownet")[2].splitlines())) <= width
     view.close()
-    times = ["0:00:10, 0:00:10 left", "0:00:04, 0:00:12 left", "0:00:12, 0:00:48 left"]
+    times = ["0:00:28, 0:00:20 left", "0:00:32, 0:00:12 left", "0:00:12, 0:00:48 left"]
     times = times if width >= 64 else [each.partition(", ")[2] for each in times]
     search, sampler, final, certificate, report = (re.sub(" +", " ", text) for text in shown.values())
-    assert f"search 5/10 {times[0]} training of the sampler 0/8 final stage 0/20 about 0:00:40 report" in search
+    assert f"search 5/10 {times[0]} training of the sampler 0/8 final stage 0/20 about 0:01:20 report" in search
+    assert ("0:00:28 elapsed, at least 0:01:40 left" in search) == (width > 40)
     for words in ("mean score 0.500", "distinct architectures 5", "surrogate's rank correlation 0.25"):
         assert words in search
-    assert "search done in 0:00:10 training of the" in sampler
+    assert "search done in 0:00:28 training of the" in sampler
+    assert ("at least 0:00:35 left" in sampler) == (width > 40)
     assert (f"training of the sampler 2/8 {times[1]}" if width > 40 else times[1]) in sampler
     for words in ("loss 2.5", "log Z 1.50", "mean predicted score 0.625"):
         assert words in sampler
@@ -198,7 +202,7 @@ def test_live_panel_shows_each_phase_with_its_figures(width: int) -> None:
     assert (f"final stage, trainings 4/20 {times[2]} report" if width > 40 else times[2]) in final
     for words in ("candidates 3", "new seeds, at most 2", "best mean on new seeds 0.750"):
         assert words in final
-    assert "search done in 0:00:10" in final, "the same as before"
+    assert "search done in 0:00:28" in final, "the same as before"
     assert "loss" not in final
     assert "left" not in certificate, "all trainings are done, but not the phase"
     assert "final stage done in 0:00:12 report" in report

@@ -77,6 +77,7 @@ def test_interrupted_run_ends_with_the_line_that_resumes_it(
     assert lines[-1] == f"resume: gflownet train log_dir='{folder}' resume=true"
     monkeypatch.undo()
     assert main([f"log_dir={folder}", "resume=true", "console=quiet"]) == 0, "the verbosity may change"
+    assert " in 2 sessions" in capsys.readouterr().out
 
 
 def test_start_up_step_on_a_terminal_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:

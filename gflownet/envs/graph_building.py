@@ -14,7 +14,7 @@ from gflownet.envs.config import EnvConfig
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
+from gflownet.mdp.description import DescribedEdge, GraphDescription
 from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.states import MOST_VALUES, UNSET, Attribute, GraphStates, GraphVocabulary
 
@@ -53,20 +53,6 @@ class GraphBuildingEnv(Environment):
 
     def terminal(self, states: GraphStates, index: int) -> ColouredGraph:
         return self.coloured_graph(states, index)
-
-    def describe(self, candidate: ColouredGraph) -> GraphDescription:
-        vocabulary, types, values, edges = self.vocabulary, [], [], {}
-        if candidate.directed != vocabulary.directed:
-            raise ValueError(f"expected directed {vocabulary.directed}, got {candidate.directed}")
-        for colour in candidate.node_colours:
-            kind, _, text = colour.partition("|")
-            types.append(position_of(vocabulary.node_types, kind, "node type"))
-            values.append(_value_positions(vocabulary.node_attributes, text))
-        for ends, colour in candidate.edge_colours.items():
-            kind, text, *_ = f"{colour}||".split("|")
-            position = position_of(vocabulary.edge_types, kind, "edge type")
-            edges[ends] = DescribedEdge(position, _value_positions(vocabulary.edge_attributes, text))
-        return GraphDescription(types, values, edges)
 
     def forward_rules(self, states: GraphStates) -> Rules:
         num_nodes, exists, has_edge = states.num_nodes, states.exists, states.has_edge
@@ -166,16 +152,6 @@ class ColouredGraphContext(GraphBuildingEnvContext):
         if not 1 <= len(set(colours)) == len(colours) <= MOST_VALUES:
             raise ValueError(f"env.coloured_graph.colours: expected 1 to {MOST_VALUES} distinct colours, got {colours}")
         return GraphBuildingEnv(colours, max_nodes=options.max_nodes, directed=options.directed)
-
-
-def _value_positions(attributes: Sequence[Attribute], joined: str) -> list[int]:
-    """Return the positions of comma-separated values in the vocabulary; UNSET for ?."""
-    texts = joined.split(",") if joined else []
-    if len(texts) != len(attributes):
-        raise ValueError(f"expected values of {[a.name for a in attributes]}, got {joined!r}")
-    names = [[*map(str, attribute.values)] for attribute in attributes]
-    named = zip(attributes, names, texts, strict=True)
-    return [UNSET if text == "?" else position_of(values, text, f"value of {a.name}") for a, values, text in named]
 
 
 class LabelledDAGEnv(Environment):

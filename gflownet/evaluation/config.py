@@ -160,7 +160,9 @@ class EvaluationConfig:
         {}, "largest allowed values of metrics, such as {latency: 1e-5}; candidates above get the floor score"
     )
     target_flops: int = option(10_000, "FLOPs per example with utility 1/2", POSITIVE)
-    target_latency: float = option(2e-5, "seconds per forward pass with utility 1/2", POSITIVE)
+    target_latency: float = option(
+        0.0, "seconds per forward pass with utility 1/2; 0: the median of 16 random architectures", NOT_NEGATIVE
+    )
 
 
 @dataclass

@@ -7,8 +7,17 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import ATTRIBUTE_TYPES, PAIR_TYPES, SETTING_TYPES, GraphAction, GraphActionType
-from gflownet.mdp.states import ABSENT, Attribute, GraphStates, GraphVocabulary, count_bridges, transitive_closure
+from gflownet.mdp.states import (
+    ABSENT,
+    UNSET,
+    Attribute,
+    GraphStates,
+    GraphVocabulary,
+    count_bridges,
+    transitive_closure,
+)
 
 _MAIN_EDGE = 0  # the edge type that reachability follows
 
@@ -56,6 +65,36 @@ def described_states(vocabulary: GraphVocabulary, descriptions: Sequence[GraphDe
     else:
         states.num_bridges[:] = count_bridges(states.edge_type != ABSENT)
     return states
+
+
+def described_graph(vocabulary: GraphVocabulary, graph: ColouredGraph) -> GraphDescription:
+    """Return the inverse of `Environment.coloured_graph`.
+
+    Raises:
+        ValueError: a direction, a type or a value that the vocabulary does not have.
+    """
+    types, values, edges = [], [], {}
+    if graph.directed != vocabulary.directed:
+        raise ValueError(f"expected directed {vocabulary.directed}, got {graph.directed}")
+    for colour in graph.node_colours:
+        kind, _, text = colour.partition("|")
+        types.append(position_of(vocabulary.node_types, kind, "node type"))
+        values.append(_value_positions(vocabulary.node_attributes, text))
+    for ends, colour in graph.edge_colours.items():
+        kind, text, order, *_ = f"{colour}|||".split("|")
+        position = position_of(vocabulary.edge_types, kind, "edge type")
+        edges[ends] = DescribedEdge(position, _value_positions(vocabulary.edge_attributes, text), int(order or 0))
+    return GraphDescription(types, values, edges)
+
+
+def _value_positions(attributes: Sequence[Attribute], joined: str) -> list[int]:
+    """Return the positions of comma-separated values in the vocabulary; UNSET for ?."""
+    texts = joined.split(",") if joined else []
+    if len(texts) != len(attributes):
+        raise ValueError(f"expected values of {[a.name for a in attributes]}, got {joined!r}")
+    names = [[*map(str, attribute.values)] for attribute in attributes]
+    named = zip(attributes, names, texts, strict=True)
+    return [UNSET if text == "?" else position_of(values, text, f"value of {a.name}") for a, values, text in named]
 
 
 def position_of(values: Sequence, value: object, what: str) -> int:

@@ -30,7 +30,7 @@ from gflownet.mdp.action import (
     GraphActionType,
 )
 from gflownet.mdp.categorical import refuse_invalid
-from gflownet.mdp.description import GraphDescription, decode_action, described_states, encode_action
+from gflownet.mdp.description import GraphDescription, decode_action, described_graph, described_states, encode_action
 from gflownet.mdp.isomorphism import CanonicalForms, StateIdentifier, canonical_forms
 from gflownet.mdp.states import (
     ABSENT,
@@ -143,10 +143,24 @@ class Environment(ABC):
     def describe(self, candidate: Any) -> GraphDescription:
         """Return a terminal object in terms of the vocabulary, without checking that actions can build it.
 
+        By default of the results of `coloured_graph`.
+
         Raises:
             ValueError: it has a node, an edge or a value that is not in the vocabulary.
         """
+        if isinstance(candidate, ColouredGraph):
+            return described_graph(self.vocabulary, candidate)
         raise ValueError(f"{type(self).__name__} has no `describe`, which is needed to read graphs from elsewhere")
+
+    def is_readable(self, states: GraphStates) -> bool:
+        """Return whether `describe` reads the objects of terminal states; True for a `describe` of its own."""
+        if type(self).describe is not Environment.describe or not len(states):
+            return True
+        try:
+            self.states_of([self.terminal(states, 0)])
+        except ValueError:
+            return False
+        return True
 
     def states_of(self, candidates: Sequence[Any]) -> GraphStates:
         """Return the terminal states of B objects: the inverse of `terminal`, up to isomorphism.

@@ -189,6 +189,11 @@ class StatusLog:
         """Seconds of each phase of this session, up to the last change of the phase."""
         return dict(self._session.seconds)
 
+    @property
+    def run(self) -> RunStatus:
+        """Return the status so far, of all sessions."""
+        return RunStatus(self.state, self._sessions, self.message, self._plan)
+
     def mark_interrupted(self, message: str) -> None:
         """Write the state INTERRUPTED of a run that goes on to its end; called by signal handlers."""
         self.state, self.message = RunState.INTERRUPTED, message

@@ -75,7 +75,7 @@ def sampler_record(parts: Components, scale: RewardScale, rows: Sequence[Evaluat
     own = {row.hash: row.num_parameters for row in rows if not row.seed and row.hash in trained}
     random = of_their_sizes(rows, own.values())
     chosen = list[float]()
-    if random and trained:
+    if random and trained and parts.env.is_readable(search.history.states):
         from_dict = parts.env.terminal_type.from_dict
         predicted = model(parts.env.states_of([from_dict(json.loads(row.graph)) for row in random]))
         first = predicted if predicted.dim() == 1 else predicted[:, score_column(parts.task) or 0]

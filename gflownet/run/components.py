@@ -20,6 +20,7 @@ from gflownet.data.sampler import Exploration
 from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget, Reserve
+from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.config import BudgetConfig, TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
@@ -39,7 +40,7 @@ from gflownet.objectives.max_likelihood import MaxLikelihood
 from gflownet.plugins import is_module_class
 from gflownet.run.extensions import SAMPLER_OPTIMISER, automatic_method, load_extensions, validate
 from gflownet.run.folder import last_checkpoint
-from gflownet.run.plan import Plan, plan_of
+from gflownet.run.plan import Plan, plan_of, sampler_updates
 from gflownet.run.progress import Progress
 from gflownet.search.config import AUTO, GFLOWNET
 from gflownet.search.history import History
@@ -63,7 +64,9 @@ from gflownet.workers.transport import make_transport
     RANDOM_STREAM,
     SEARCH_STREAM,
     SAMPLER_STREAM,
-) = range(8)
+    LATENCY_STREAM,
+) = range(9)
+_NUM_TIMED = 16  # random architectures whose latency is measured at the start
 _ROUNDING = 1e-9  # of 1 / updates_per_reward
 
 
@@ -105,6 +108,11 @@ class Components:
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
         self.search = self.build_search()
+        if isinstance(self.task, TensorTask) and self.task.lacks_target:
+            states = self.search.method.setup.random_draws(LATENCY_STREAM)(_NUM_TIMED, torch.Generator())
+            target = self.task.target_latency_of(self.env.terminal(states, index) for index in range(len(states)))
+            for each in (self.config, self.chosen_config):  # a resumed run has the same
+                each.evaluation.target_latency = target
         self.sampler = self.build_sampler()
         self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
         self.step = 0
@@ -211,12 +219,13 @@ class Components:
 
         Both train the policy, which gets its first weights again; then it has a new learner.
         """
-        config, options = self.config, self.config.search.sampler
+        config, plan = self.config, self.plan
+        num_likelihood, num_updates = sampler_updates(config.search.sampler, plan.num_search + plan.num_verified)
         with seeded(stream_seed(config.seed, POLICY_STREAM) % 2**32):  # of numpy, too
             self.policy, self.objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
         for objective, num, rate in (
-            (MaxLikelihood(self.context, config.algo), options.num_likelihood_updates, LIKELIHOOD_RATE),
-            (self.objective, options.num_updates, OBJECTIVE_RATE),
+            (MaxLikelihood(self.context, config.algo), num_likelihood, LIKELIHOOD_RATE),
+            (self.objective, num_updates, OBJECTIVE_RATE),
         ):
             fixed = SAMPLER_OPTIMISER | {"learning_rate": rate}
             opt = OptimizerConfig(**{**cast(Mapping[str, Any], config.opt), **fixed})

@@ -11,12 +11,15 @@ from gflownet.config import Config
 from gflownet.errors import counted
 from gflownet.evaluation.executors.choice import places
 from gflownet.evaluation.task import GFNTask
+from gflownet.search.config import SamplerConfig
 from gflownet.search.method import SearchMethod
 
 # Largest number of trainings of the random reference, unless final.num_random names one.
 _MAX_RANDOM = 100
 # Trainings of a run for each sample of its sampler that is trained.
 _MIN_PER_VERIFIED = 10
+# Evaluations on which a sampler is trained with all its updates; on fewer with their share.
+_MIN_LEARNED = 20
 # A policy that is trained for fewer steps on the scores themselves is hardly better than random.
 _MIN_STEPS = 20
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
@@ -127,7 +130,7 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
         steps = min(steps, math.ceil(num_search / config.algo.num_from_policy))
     elif config.search.train_sampler:
         sampler = config.search.sampler
-        steps = sampler.num_likelihood_updates + sampler.num_updates
+        steps = sum(sampler_updates(sampler, num_search))
         most_verified = min((num_search + num_final) // _MIN_PER_VERIFIED, max(num_search - 1, 0))
         num_verified = min(sampler.num_verified, most_verified)
     else:
@@ -148,6 +151,12 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
         directions=task.directions(),
         warning=_warning(config, method, num_search, steps) if task.is_noisy else "",
     )
+
+
+def sampler_updates(config: SamplerConfig, num_evaluations: int) -> tuple[int, int]:
+    """Return the sampler's updates of maximum likelihood and of the objective after a search of some evaluations."""
+    share = min(num_evaluations / _MIN_LEARNED, 1.0)
+    return math.ceil(share * config.num_likelihood_updates), math.ceil(share * config.num_updates)
 
 
 def _warning(config: Config, method: type[SearchMethod], num: int, num_steps: int) -> str:

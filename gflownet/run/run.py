@@ -159,10 +159,12 @@ class Run:
                     self.logger.print(f"report: {self._page.path}")
 
     def _closing_lines(self, state: RunState) -> Iterator[str]:
-        """Yield the seconds of the session, whole and by phase, and the command that resumes."""
-        seconds = self._status.seconds
+        """Yield the seconds of all sessions, whole and by phase, and the command that resumes."""
+        status = self._status.run
+        num, seconds = len(status.sessions), status.seconds
         phases = [f"{phase} {duration(value)}" for phase, value in seconds.items() if value >= 0.5]
-        yield f"time: {duration(sum(seconds.values()))}" + (f" ({', '.join(phases)})" if len(phases) > 1 else "")
+        each = f" in {num} sessions" if num > 1 else ""
+        yield f"time: {duration(sum(seconds.values()))}{each}" + (f" ({', '.join(phases)})" if len(phases) > 1 else "")
         if state is not RunState.COMPLETED:
             yield f"resume: {resume_command(self.folder.path)}"
 

@@ -42,7 +42,8 @@ class SearchStage(StepStage):
         self.skipped = SkippedSteps(parts.config.opt)
         self._before = parts.progress.num_distinct, parts.progress.seconds
         self._best_score, self._has_time_line = -math.inf, not parts.task.is_noisy
-        self._num_open = 0  # training steps since the last round, of which no checkpoint has the state
+        self._num_open = 0  # training steps after the last state that a checkpoint may have
+        self._num_before = 0  # steps before the training of the sampler
         self.checkpoint_every = parts.config.checkpoint_every
         # Evaluations after which a single cause of all failures ends the search: the first design of a surrogate.
         self._num_first = min(parts.config.search.num_initial, parts.plan.num_search)
@@ -71,7 +72,10 @@ class SearchStage(StepStage):
         parts, evaluator = self._parts, self._evaluator
 
         def watch() -> None:
-            run.logger.view.show({"seconds": evaluator.budget.seconds, **self._executors.metrics()})
+            view, num = run.logger.view, parts.plan.num_verified
+            if parts.sampler.is_trained and evaluator.num_in_flight:
+                view.stage("samples of the sampler", num - evaluator.num_in_flight, num)
+            view.show({"seconds": evaluator.budget.seconds, **self._executors.metrics()})
             run.refresh()
             self._final.advance()
 
@@ -89,9 +93,11 @@ class SearchStage(StepStage):
         with run.phase(Phase.SAMPLER):
             self._final.begin_early(run)
             if not parts.sampler.is_trained:
-                num = counted(len(parts.search.history), "evaluation")
-                run.logger.print(f"the sampler is trained on predictions from {num}")
-                run.logger.view.stage(Phase.SAMPLER, 0, parts.plan.num_steps)
+                num, num_done = counted(len(parts.search.history), "evaluation"), parts.sampler.num_done
+                resumed = f", from update {num_done + 1} on" if num_done else ""
+                run.logger.print(f"the sampler is trained on predictions from {num}{resumed}")
+                self._num_before = parts.step - parts.sampler.num_done
+                run.logger.view.stage(Phase.SAMPLER, parts.sampler.num_done, parts.plan.num_steps)
             num = max(parts.sampler.num_verified, 1)
             yield from self._taken(SearchLoop(parts.sampler, Rule(num, num, num_rounds=1)), run)
 
@@ -100,10 +106,11 @@ class SearchStage(StepStage):
 
         Training steps between two rounds are repeated by a resumed run that is interrupted in their middle.
         """
-        parts, was_fallback = self._parts, False
+        parts, was_fallback, random_state = self._parts, False, get_random_state()
         with closing(loop.steps(self._search)) as steps:
             while not run.is_stopped:
-                random_state = get_random_state()
+                if not self._num_open:
+                    random_state = get_random_state()
                 try:
                     step = next(steps, None)
                 except EvaluationStoppedError as error:  # a resumed run repeats the round
@@ -119,12 +126,13 @@ class SearchStage(StepStage):
                     self._num_open = 0
                     yield parts.progress.add(step) | step.metrics
                 else:
-                    self._num_open += 1
+                    self._num_open = 0 if step.is_resumable else self._num_open + 1
                     self._final.advance()
-                    run.logger.view.stage(Phase.SAMPLER, self._num_open, parts.plan.num_steps)
+                    run.logger.view.stage(Phase.SAMPLER, parts.step - self._num_before, parts.plan.num_steps)
                     parts.progress.samples, parts.progress.new_failures = StepSamples.of((), step.log_rewards), []
                     yield step.metrics
-        if run.is_stopped:
+        if run.is_stopped and self._num_open:
+            set_random_state(random_state)
             parts.step -= self._num_open
 
     def write(self, run: Run, metrics: dict[str, float]) -> None:

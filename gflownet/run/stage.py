@@ -47,7 +47,7 @@ class StepStage(Stage):
 
     def run(self, run: Run) -> None:
         """Take the steps with regular checkpoints, and write one at the end, unless a step was abandoned."""
-        steps, is_abandoned = self.steps(run), False
+        steps, is_abandoned, num_saved = self.steps(run), False, self.step // self.checkpoint_every
         while True:
             try:
                 with run.stop.abandonable():
@@ -59,7 +59,8 @@ class StepStage(Stage):
                 break
             self.write(run, metrics)
             run.refresh()
-            if self.step % self.checkpoint_every == 0 and self.is_sound:
+            if (num := self.step // self.checkpoint_every) > num_saved and self.is_sound:
+                num_saved = num
                 run.save(self.step, self.state_dict())
         self.finish(run, is_abandoned=is_abandoned)
         if is_abandoned:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -24,8 +25,8 @@ from gflownet.search.config import ORIGINS
 
 # Faster updates are hardly readable, and wandb keeps every one with the console output.
 MAX_REFRESHES_PER_SECOND = 2
-# Minimum interval of plain lines about the progress of a stage.
-STAGE_INTERVAL_S = 10.0
+# Interval of plain lines within a stage or a step that takes long.
+INTERVAL_S = 10.0
 # Terminal width for two columns of metrics, and for the bars.
 _TWO_COLUMN_WIDTH = 64
 _TEXT_LINES = 8  # of a text in the panel
@@ -138,9 +139,10 @@ class View(ABC):
         }
         self._phase = self._main = next(iter(self._phases))
         self._values: Mapping[str, float] = {}  # of the running phase
-        # Name of the running stage, its completed work and the time when it began.
-        self._stage: tuple[str, float, float] = ("" if is_resumed else self._main, 0.0, self._start)
-        self._is_done, self._left = False, ""  # of the running phase
+        self._stage = "" if is_resumed else str(self._main)  # name of the running one
+        self._moments = [(self._start, 0.0)]  # at which work of it was completed, with the completed work
+        self._later: dict[Phase, float] = {}  # estimated seconds of phases that follow
+        self._is_done, self._left = False, 0.0  # of the running phase; seconds, 0: not known
         self.best_words = ""  # of the best architecture so far; empty: not shown
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -155,8 +157,8 @@ class View(ABC):
         row = _row(self._main, num, limits.num_evaluations) if is_search else _row("step", step, limits.num_steps)
         seconds = self._advance(self._main, row, share, 1.0)
         if Phase.FINAL in self._phases and seconds and limits.num_evaluations:
-            after = duration(seconds / limits.num_evaluations * limits.num_after)
-            self._rows.update(self._phases[Phase.FINAL], times=f"about {after}")
+            self._later[Phase.FINAL] = after = seconds / limits.num_evaluations * limits.num_after
+            self._rows.update(self._phases[Phase.FINAL], times=f"about {duration(after)}")
 
     def show(self, values: Mapping[str, float]) -> None:  # noqa: B027
         """Show some values of the running step, where the view is redrawn in place."""
@@ -177,8 +179,9 @@ class View(ABC):
                 self._rows.update(number, description=str(each), completed=1.0, times=f"done in {seconds}")
         self._rows.start_task(self._phases[phase])
         if phase == self._main and not self._is_resumed:
-            self._stage = phase, 0.0, self._now()
-        self._phase, self._values, self._left, self._is_done = phase, {}, "", False
+            self._stage, self._moments = str(phase), [(self._now(), 0.0)]
+        self._phase, self._values, self._left, self._is_done = phase, {}, 0.0, False
+        self._later.pop(phase, None)
         self._rows.update(self._phases[phase], times="")
 
     def stage(self, name: str, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
@@ -188,21 +191,40 @@ class View(ABC):
         self._show_stage(name, done, total)
 
     def _advance(self, name: str, row: str, done: float, total: float) -> float:
-        """Update the row of the running phase, and return the seconds for its whole work, 0: not known.
-
-        A time left of less than a second is not shown: more may follow.
-        """
+        """Update the row of the running phase, and return the seconds for its whole work, 0: not known."""
         now = self._now()
-        if self._stage[0] != name:
-            self._stage = name, done, now
-        _, first, start = self._stage
-        seconds = (now - start) / (done - first) * total if done > first else 0.0
-        left, number = seconds * (1 - done / total), self._phases[self._phase]
-        self._is_done, self._left = done >= total, f"{duration(left)} left" if left >= 1 else ""
+        if self._stage != name:
+            self._stage, self._moments = name, [(now, done)]
+        elif done > self._moments[-1][1]:
+            self._moments.append((now, done))
+        seconds = self._pace() * total
+        self._is_done, number = done >= total, self._phases[self._phase]
+        self._left = max(seconds * (1 - done / total) - (now - self._moments[-1][0]), 0.0)
         elapsed = duration(self._rows.tasks[number].elapsed or 0.0) if self._console.width >= _TWO_COLUMN_WIDTH else ""
-        times = ", ".join(filter(None, (elapsed, self._left)))
-        self._rows.update(number, description=row, completed=done / total, times=times)
+        self._rows.update(
+            number,
+            description=row,
+            completed=done / total,
+            times=", ".join(filter(None, (elapsed, self._left_words()))),
+        )
         return seconds
+
+    def _pace(self) -> float:
+        """Return the seconds per work of the later half of the running stage, 0: not known.
+
+        Its first completed work is left out: it has the time of imports, of first calls and of processes that start.
+        """
+        moments = self._moments
+        half = bisect_left(moments, ((moments[0][0] + moments[-1][0]) / 2,))
+        first = max(1, min(half, len(moments) - 2))
+        if first >= len(moments) - 1:
+            return 0.0
+        (start, before), (end, done) = moments[first], moments[-1]
+        return (end - start) / (done - before)
+
+    def _left_words(self) -> str:
+        """Return the time left of the running stage; less than a second is not shown: more may follow."""
+        return f"{duration(self._left)} left" if self._left >= 1 else ""
 
     @abstractmethod
     def _show_stage(self, name: str, done: int, total: int) -> None:
@@ -221,12 +243,12 @@ class View(ABC):
 
 
 class PlainLines(View):
-    """One line every `print_every` steps, for the last step, and now and then for a stage."""
+    """One line every `print_every` steps, for the last step, and now and then within a long step or stage."""
 
     def __init__(self, *arguments: Any, print_every: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._print_every = print_every
-        self._stage_line_at = -math.inf
+        self._line_at = self._start
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Print every `print_every`-th step and the last one."""
@@ -236,25 +258,31 @@ class PlainLines(View):
         row = str(self._rows.tasks[self._phases[self._phase]].description)
         place = row if row.startswith("step") else f"step {step} | {row}"
         best = f"best: {self.best_words}" if self.best_words else ""
-        self._print_line(place, self._left, best)
+        self._print_line(place, self._left_words(), best)
 
     def show_text(self, heading: str, text: str) -> None:
         for line in (f"{heading}:", *(f"    {line}" for line in text.split("\n"))):
             print_line(self._console, line)
 
+    def show(self, values: Mapping[str, float]) -> None:
+        """Print a line where a step takes long."""
+        if self._now() - self._line_at >= INTERVAL_S:
+            self._values = {**self._values, **values}
+            self._print_line(str(self._rows.tasks[self._phases[self._phase]].description), self._left_words())
+
     def _print_line(self, place: str, *ends: str) -> None:
+        self._line_at = self._now()
         shown = [figure for figure in self._shown() if figure.short is not None]
         figures = [f"{figure.short} {figure.form(self._values[figure.key])}".lstrip() for figure in shown]
         print_line(self._console, " | ".join(filter(None, (place, *figures, *ends))))
 
     def _show_stage(self, name: str, done: int, total: int) -> None:
         """Print a line every STAGE_INTERVAL_S seconds; the steps of a policy have lines of their own."""
-        now, start = self._now(), self._stage[2]
-        if self._phase is Phase.SAMPLER or min(now - start, now - self._stage_line_at) < STAGE_INTERVAL_S:
+        now, start = self._now(), self._moments[0][0]
+        if name == Phase.SAMPLER or min(now - start, now - self._line_at) < INTERVAL_S:
             return
-        self._stage_line_at = now
         share = f" ({done / total:.0%})" if total else ""
-        self._print_line(f"{name}: {done} of {total}{share}", f"time {duration(now - start)}", self._left)
+        self._print_line(f"{name}: {done} of {total}{share}", f"time {duration(now - start)}", self._left_words())
 
 
 class LivePanel(View):
@@ -305,7 +333,9 @@ class LivePanel(View):
         rows = [*best, *([self._text] if self._text else [])]
         step = f", step {self._step}" if self._step and self._main is Phase.SEARCH else ""
         elapsed, panel = duration(self._now() - self._start), Group(self._rows, self._figures(), *rows)
-        return Panel(panel, title=f"{self._look.title}{step}", subtitle=f"{elapsed} elapsed")
+        left = self._left + math.fsum(self._later.values()) if self._console.width >= _TWO_COLUMN_WIDTH else 0.0
+        times = f"{elapsed} elapsed" + (f", at least {duration(left)} left" if len(self._phases) > 1 <= left else "")
+        return Panel(panel, title=f"{self._look.title}{step}", subtitle=times)
 
     def _figures(self) -> Table:
         num_columns = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1

@@ -47,18 +47,19 @@ Predict = Callable[[GraphStates], Tensor]  # terminal states [B] -> predictions 
 class PredictedOnce:
     """Predictions for terminal states, each architecture predicted once."""
 
-    def __init__(self, env: Environment, predict: Predict) -> None:
+    def __init__(self, env: Environment, predict: Predict, known: Mapping[int, Tensor] | None = None) -> None:
+        """`known` has the predictions of an interrupted training, by code."""
         self._env, self._predict = env, predict
-        self._known: dict[int, Tensor] = {}  # by code
+        self.known: dict[int, Tensor] = {**(known or {})}
 
     def __call__(self, states: GraphStates) -> Tensor:
         """Return the predictions for terminal states, [B] or [B, K]."""
         codes = self._env.identify(states).tolist()
-        new = {code: position for position, code in enumerate(codes) if code not in self._known}
+        new = {code: position for position, code in enumerate(codes) if code not in self.known}
         if new:
             values = self._predict(states[torch.tensor(list(new.values()))])
-            self._known.update(zip(new, values, strict=True))
-        return torch.stack([self._known[code] for code in codes])
+            self.known.update(zip(new, values, strict=True))
+        return torch.stack([self.known[code] for code in codes])
 
 
 class Target(Protocol):
@@ -109,13 +110,16 @@ class AmortisedPolicy:
 
     Attributes:
         sampled: the last trajectories of the policy in training, with their rewards; None before the first ones.
+        num_samplings: those of `train` from which all updates are taken.
     """
 
     def __init__(self, context: GraphBuildingEnvContext, learner: Learner) -> None:
-        self.context, self.learner, self.num_updates = context, learner, 0
+        self.context, self.learner, self.num_updates, self.num_samplings = context, learner, 0, 0
         self.sampled: TrajectoryBatch | None = None
 
-    def train(self, num_updates: int, target: Target, generators: Generators) -> Generator[Mapping[str, float]]:
+    def train(
+        self, num_updates: int, target: Target, generators: Generators, *, first: int = 0
+    ) -> Generator[Mapping[str, float]]:
         """Take at least `num_updates` optimiser steps, and yield the metrics of each; empty ones after a sampling.
 
         Trajectories are sampled together, by the policy and into good candidates, and learned from in small batches.
@@ -125,13 +129,14 @@ class AmortisedPolicy:
             num_updates: optimiser steps.
             target: conditions and rewards.
             generators: of each sampling.
+            first: number of the first sampling.
 
         Raises:
             FloatingPointError: a loss is not finite.
         """
         options, objective, last = self.learner.options, self.learner.objective, self.num_updates + num_updates
         size = BATCH_SIZE if objective.imitates or objective.is_on_policy else BATCH_SIZE // 2
-        for sampling in count():
+        for sampling in count(first):
             left = math.ceil((last - self.num_updates) / (options.num_updates * objective.num_epochs))
             if left <= 0:
                 return
@@ -144,21 +149,25 @@ class AmortisedPolicy:
             if not objective.is_on_policy and (backward := self._backward(num, target, streams)) is not None:
                 batches.append(backward)
                 yield {}
-            for start in range(0, min(left * size, len(batches[0])), size):
-                yield self._update(TrajectoryBatch.cat([each.part(start, start + size) for each in batches]))
+            starts = range(0, min(left * size, len(batches[0])), size)
+            for start in starts:
+                metrics = self._update(TrajectoryBatch.cat([each.part(start, start + size) for each in batches]))
+                self.num_samplings = sampling + (start == starts[-1])
+                yield metrics
 
     def sample(self, conditioning: Conditioning, generator: torch.Generator) -> TrajectoryBatch:
         """Return a trajectory for each condition, without exploration and rewards."""
         return sample_forward(self.context, self.learner.sampling, conditioning=conditioning, generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimiser and schedule."""
-        return {"learner": self.learner.state_dict(), "num_updates": self.num_updates}
+        """Return weights, optimiser, schedule and counts."""
+        counts = {"num_updates": self.num_updates, "num_samplings": self.num_samplings}
+        return {"learner": self.learner.state_dict(), **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""
         self.learner.load_state_dict(state["learner"])
-        self.num_updates = state["num_updates"]
+        self.num_updates, self.num_samplings = state["num_updates"], state["num_samplings"]
 
     def _update(self, batch: TrajectoryBatch) -> Mapping[str, float]:
         metrics = self.learner.learn(Rollout(batch, len(batch), ()))

@@ -56,6 +56,7 @@ class SearchStep:
     metrics: dict[str, float] = field(default_factory=dict)
     other_evaluations: Sequence[Evaluation] = ()  # of further states that the method has scored
     log_rewards: Sequence[float] = ()
+    is_resumable: bool = False  # whether a resumed run continues after this training step
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,14 +150,17 @@ class SearchLoop:
 
     def work(self) -> Generator[SearchStep]:
         """Do the work of the method after a round, in pieces; the training steps among them are steps of the run."""
-        with closing(self.method.work(self.round)) as work:
+        method = self.method
+        with closing(method.work(self.round)) as work:
             while True:
-                self.method.log_rewards = ()
+                method.log_rewards, method.is_resumable = (), False
                 with self._timed():
                     metrics = next(work, None)
                 if metrics is None:
                     return
-                yield SearchStep(self.round, metrics=dict(metrics), log_rewards=self.method.log_rewards)
+                yield SearchStep(
+                    self.round, metrics=dict(metrics), log_rewards=method.log_rewards, is_resumable=method.is_resumable
+                )
 
     def end_at_repeats(self) -> None:
         """End the search where its method has proposed only known architectures for a long time."""

@@ -122,6 +122,7 @@ class SearchMethod(Configurable, ABC):
         origins: [B] int64 of the last proposals, each a ProposalOrigin; None: not known.
         log_rewards: of the trajectories of the last training step; none for methods without a policy.
         other_evaluations: of further states that `observe` has scored.
+        is_resumable: whether a resumed run continues after the last training step of `work`, not before the first one.
     """
 
     uses_surrogate: ClassVar[bool] = False
@@ -132,6 +133,7 @@ class SearchMethod(Configurable, ABC):
         self.setup, self.history, self.env = setup, setup.history, setup.context.env
         self.origins: Tensor | None = None
         self.log_rewards: Sequence[float] = ()
+        self.is_resumable = False
         self.other_evaluations: Sequence[Evaluation] = ()
 
     @classmethod
@@ -185,7 +187,7 @@ class SearchMethod(Configurable, ABC):
         """Yield after each piece of the work that is due after a round, of some milliseconds, while candidates train.
 
         A piece that is a step of the run has its metrics, others have none. Work that is closed before its end leaves
-        the state before it.
+        the state before it, or that after the last step at which it was `is_resumable`.
         """
         yield from ()
 

@@ -29,6 +29,7 @@ from gflownet.search.history import Proposal, ProposalOrigin
 from gflownet.search.method import Results, SearchMethod, SearchSetup
 from gflownet.search.proposals import accepted, distinct, mutations, origin_of, unknown_mask
 from gflownet.search.surrogate import rank_correlation
+from gflownet.training.steps import map_tensors
 
 _RANDOM = 20  # random stream of the search
 _NUM_BEST = 64  # candidates under a condition into which backward trajectories are sampled
@@ -186,10 +187,16 @@ class SamplerTarget:
     """
 
     def __init__(
-        self, setup: SearchSetup, model: ScoreModel, *, chooses_beta: bool, generator: torch.Generator
+        self,
+        setup: SearchSetup,
+        model: ScoreModel,
+        *,
+        chooses_beta: bool,
+        generator: torch.Generator,
+        known: Mapping[int, Tensor] | None = None,  # earlier predictions, by code
     ) -> None:
         self._env, self._task = setup.context.env, setup.task
-        self.predict = PredictedOnce(self._env, model)
+        self.predict = PredictedOnce(self._env, model, known)
         self.pool = setup.history.states
         random = setup.random_draws(_RANDOM)(_NUM_RANDOM, generator)
         predicted = self.predict(random)
@@ -199,7 +206,11 @@ class SamplerTarget:
         sizes = self._env.sizes(self.pool)
         self.scale = RewardScale(self._task, self.predict(self.pool), sizes, chooses_beta, random_score)
         self._add(random)
+
+    def grow(self, generator: torch.Generator) -> Generator[Mapping[str, float]]:
+        """Add the mutations, and yield after each generation."""
         for _ in range(_NUM_GENERATIONS):
+            yield {}
             _, parents = self.scale.ranked(self.conditioning(_NUM_CONDITIONS, generator), _NUM_PARENTS)
             self._add(mutations(self._env, self.pool[parents.T.flatten()], _NUM_MUTATIONS, generator))
 
@@ -254,6 +265,7 @@ class Sampler(SearchMethod):
         searched: the method of the search, which learns from the samples, too.
         num_trained_on: architectures of the history when the policy was trained on it; 0: it was not.
         scale: of the rewards of that training.
+        num_done: updates of an unfinished training after which a resumed run continues.
     """
 
     def __init__(
@@ -278,8 +290,9 @@ class Sampler(SearchMethod):
         """
         super().__init__(searched.setup)
         self.searched, self.sampling, self.num_verified = searched, sampling, num_verified
-        self.num_trained_on = 0
+        self.num_trained_on = self.num_done = 0
         self.scale: RewardScale | None = None
+        self._training: dict[str, Any] | None = None  # state of an unfinished training after its last whole sampling
         self._build_learners, self._generator, self._chooses_beta = build_learners, generator, chooses_beta
         self._model: ScoreModel | None = None  # the last one
 
@@ -322,30 +335,66 @@ class Sampler(SearchMethod):
         return self.searched.observe(results)
 
     def work(self, round: int) -> Generator[Mapping[str, float]]:
-        """Train the policy, unless it has learned from all evaluations; each update is a step of the run."""
+        """Train the policy, unless it has learned from all evaluations; each update is a step of the run.
+
+        A resumed run continues after the last sampling from which all updates were taken.
+        """
         if self.is_trained:
             return
+        if self._training is not None and self._training["num"] != len(self.history):
+            self._training = None
         self.num_trained_on, self.scale = 0, None
-        target = SamplerTarget(
-            self.setup, self.score_model(), chooses_beta=self._chooses_beta, generator=self._generator()
-        )
+        before: dict[str, Any] = self._training or {"phase": 0, "done": 0, "codes": [], "values": []}
+        model, generator = self.score_model(), self._generator()
+        yield {}
+        known = dict(zip(before["codes"], before["values"], strict=True))
+        chooses_beta = self._chooses_beta
+        target = SamplerTarget(self.setup, model, chooses_beta=chooses_beta, generator=generator, known=known)
+        yield from target.grow(generator)
+        self.num_done = done = before["done"]
         for phase, (learner, num) in enumerate(self._build_learners()):
+            if phase < before["phase"]:
+                continue
             policy, sampled, of_samples = AmortisedPolicy(self.setup.context, learner), None, dict[str, float]()
-            for metrics in policy.train(num, target, partial(self._generator, phase)):
+            if "policy" in before and phase == before["phase"]:
+                policy.load_state_dict(before["policy"])
+            first = policy.num_samplings
+            for metrics in policy.train(num - policy.num_updates, target, partial(self._generator, phase), first=first):
                 if policy.sampled is not None and policy.sampled is not sampled:
                     sampled = policy.sampled
                     of_samples = sample_metrics(policy, target)
                     self.log_rewards = sampled.log_reward.tolist()
-                if metrics and learner.objective.imitates:
-                    yield {f"likelihood_{name}": value for name, value in metrics.items()}
-                elif metrics:
-                    yield {**metrics, **of_samples}
-        self.num_trained_on, self.scale = len(self.history), target.scale
+                if not metrics:
+                    continue
+                done, self.is_resumable = done + 1, policy.num_samplings > first and policy.num_updates < num
+                if self.is_resumable:
+                    first, self.num_done = policy.num_samplings, done
+                    self._training = self._state_of(policy, target, phase)
+                is_imitated = learner.objective.imitates
+                yield (
+                    {f"likelihood_{name}": value for name, value in metrics.items()}
+                    if is_imitated
+                    else {**metrics, **of_samples}
+                )
+        self.num_trained_on, self.scale, self._training, self.num_done = len(self.history), target.scale, None, 0
+
+    def _state_of(self, policy: AmortisedPolicy, target: SamplerTarget, phase: int) -> dict[str, Any]:
+        """Return the state of an unfinished training; predictions are kept, which depend on what is predicted with."""
+        known = target.predict.known
+        return {
+            "num": len(self.history),
+            "done": self.num_done,
+            "phase": phase,
+            "policy": map_tensors(Tensor.clone, policy.state_dict()),
+            "codes": [*known],
+            "values": torch.stack([*known.values()]),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         scale = None if self.scale is None else self.scale.state_dict()
-        return {"num_trained_on": self.num_trained_on, "scale": scale}
+        return {"num_trained_on": self.num_trained_on, "scale": scale, "training": self._training}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.num_trained_on, scale = state["num_trained_on"], state["scale"]
+        self.num_trained_on, scale, self._training = state["num_trained_on"], state["scale"], state["training"]
+        self.num_done = self._training["done"] if self._training else 0
         self.scale = None if scale is None else RewardScale(self.setup.task, **scale)

@@ -90,11 +90,11 @@ class EnvironmentContract(Contract):
     def check_terminal_object_survives_json(self) -> None:
         """The restored states have the identity, canonical keys and number of backward actions of the originals.
 
-        For environments that define `describe`, without which no object is read.
+        For environments with `describe`, without which no object is read.
         """
-        if type(self.env).describe is Environment.describe:
-            return
         env, terminal = self.env, self.state_graph.terminal
+        if not env.is_readable(self.state_graph.states[terminal]):
+            return
         states = self.state_graph.states[terminal[:: max(1, len(terminal) // self.num_round_trips)]]
         objects = [env.terminal(states, i) for i in range(len(states))]
         restored = env.states_of([env.terminal_type.from_dict(json.loads(json.dumps(x.to_dict()))) for x in objects])

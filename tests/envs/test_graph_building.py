@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gflownet.certificate.exact import enumerate_states
@@ -15,11 +17,21 @@ def context_of(**options) -> ColouredGraphContext:
     return ColouredGraphContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=1)
 
 
+class Shouting(GraphBuildingEnv):
+    def terminal(self, states, index):
+        graph = super().terminal(states, index)
+        return replace(graph, node_colours=tuple(map(str.upper, graph.node_colours)))
+
+
 def test_coloured_graph_context_from_config():
     env = context_of(colours=["a", "b"], max_nodes=4).env
     assert isinstance(env, GraphBuildingEnv)
     assert not env.vocabulary.directed
-    assert len(enumerate_states(env).terminal) == 65
+    graph = enumerate_states(env)
+    terminal = graph.states[graph.terminal]
+    assert len(terminal) == 65
+    assert env.is_readable(terminal)
+    assert not Shouting(["a", "b"], max_nodes=4).is_readable(terminal), "colours that `describe` does not know"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gflownet.config import load_config
 from gflownet.evaluation.candidates.supervised import MAX_GROUP_SIZE, Splits, SupervisedTask
 from gflownet.evaluation.candidates.trainer import CandidateDivergedError, Split, continue_trainings
 from gflownet.evaluation.execution import restored, run_job
@@ -16,6 +17,7 @@ from gflownet.evaluation.store.evaluations import EvaluationStatus, EvaluationSt
 from gflownet.evaluation.task import Score
 from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.run.trainer import GFNTrainer
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import classifier_graph, config_with, dispatcher_of
 from tests.oracles.training import score_one_by_one
@@ -290,6 +292,17 @@ def test_objectives_are_measured_in_their_own_units():
     assert several.metrics["flops"] == matrices + 2 * (5 + 4 + NUM_CLASSES) + 5 + 4
     assert 1e-7 < several.metrics["latency"] < 10
     assert several.metrics.keys() - plain.metrics.keys() == {"accuracy", "parameters", "flops", "latency"}
+
+
+def test_target_of_latency_is_the_median_of_random_architectures():
+    options = ("task=tests.evaluation.test_supervised:LargestOfThree", "evaluation.objectives=[accuracy,latency]")
+    trainer = GFNTrainer(load_config(None, [*options, "log_dir=unused"]))
+    target = trainer.config.evaluation.target_latency
+    assert trainer.chosen_config.evaluation.target_latency == target
+    assert 1e-7 < target < 0.1
+    assert trainer.task.utility("latency", target) == 0.5
+    given = GFNTrainer(load_config(None, [*options, "log_dir=unused", "evaluation.target_latency=3"]))
+    assert given.task.utility("latency", 9.0) == 0.25
 
 
 def test_latency_is_measured_once_and_kept(tmp_path):

@@ -23,7 +23,7 @@ OPTIONS = (
     *("certify=true", "certify_samples=8", "certify_max_states=20", "evaluation.executor=inline"),
     *("task=tests.toy_tasks:Trains", "search.method=surrogate", "search.surrogate.name=gaussian_process"),
     *("search.num_initial=3", "search.batch_size=2", "print_every=1"),
-    *("search.sampler.num_likelihood_updates=0", "search.sampler.num_updates=3", "search.sampler.num_verified=0"),
+    *("search.sampler.num_likelihood_updates=0", "search.sampler.num_updates=7", "search.sampler.num_verified=0"),
     *("final.top=2", "final.num_seeds=2", "final.num_random=4", "final.share=0.4"),
     "wandb.project=${oc.env:PROJECT_OF_THE_TEST}",
 )
@@ -122,7 +122,7 @@ def test_wandb_histograms(folder: Path) -> None:
         records = read_session(folder, number=number)[0]
         (row,) = (row for row in records.history if "samples/log_rewards" in row)
         assert row["samples/log_rewards"]["_type"] == "histogram"
-        assert sum(row["samples/log_rewards"]["values"]) == 3 * 8, "samples of all updates of the sampler"
+        assert sum(row["samples/log_rewards"]["values"]) == (2 + number) * 8, "samples of all updates"
 
 
 def test_wandb_table_of_candidates(folder: Path) -> None:
@@ -229,7 +229,7 @@ def test_tensorboard_sessions_are_one_run(folder: Path) -> None:
     assert [event.step for event in events.Scalars("score/score_best")] == [row["step"] for row in searched]
     losses = [event.value for event in events.Scalars("train/loss")]
     assert losses == pytest.approx([row["loss"] for row in trained], rel=1e-6)
-    assert events.Histograms("samples/log_rewards")[0].histogram_value.num == 24
+    assert events.Histograms("samples/log_rewards")[0].histogram_value.num == 16
     assert {"config/text_summary", "top/architectures/text_summary"} <= set(tags["tensors"])
     text = events.Tensors("top/architectures/text_summary")[-1].tensor_proto.string_val[0].decode()
     assert "| 0 | 0.4" in text

@@ -1,5 +1,7 @@
 """The sampler that is trained after a search: its pool, rewards, conditions and exact distribution on a small space."""
 
+import io
+import itertools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask
 from gflownet.metrics.statistics import spearman
 from gflownet.run.trainer import GFNTrainer
+from gflownet.search import amortised_search
 from gflownet.search.loop import Rule, SearchLoop
 from gflownet.search.sampler import (
     RewardScale,
@@ -53,14 +56,17 @@ def searched(*overrides: str, num_rounds: int = 3) -> GFNTrainer:
 
 
 def train(trainer: GFNTrainer) -> list[dict[str, float]]:
-    return [dict(metrics) for metrics in trainer.sampler.work(0)]
+    return [dict(metrics) for metrics in trainer.sampler.work(0) if metrics]
 
 
 def target_of(trainer: GFNTrainer, *, chooses_beta: bool = True) -> SamplerTarget:
     generator = torch.Generator().manual_seed(0)
     method, history = method_of(trainer)
     model = ScoreModel(method.setup, len(history))
-    return SamplerTarget(method.setup, model, chooses_beta=chooses_beta, generator=generator)
+    target = SamplerTarget(method.setup, model, chooses_beta=chooses_beta, generator=generator)
+    for _ in target.grow(generator):
+        pass
+    return target
 
 
 def scale_of(scores: Tensor, sizes: Tensor, *, chooses_beta: bool) -> RewardScale:
@@ -217,15 +223,22 @@ def test_sampler_proposes_so_many_new_samples_once(num_verified):
         assert len(trainer.sampler.verified) == num_verified
 
 
-def test_equal_seeds_train_equal_weights():
-    weights = []
-    for _ in range(2):
-        trainer = searched(num_rounds=1)
-        train(trainer)
-        first = {name: value.clone() for name, value in trainer.policy.state_dict().items()}
-        train(trainer)  # repeated, as by a resumed run
-        weights += [first, trainer.policy.state_dict()]
-    assert all(torch.equal(weights[0][name], other[name]) for other in weights[1:] for name in other)
+@pytest.mark.parametrize(("num_taken", "num_done"), [(0, 0), (3, 2), (5, 2), (9, 8)])
+def test_interrupted_training_continues_after_its_last_whole_sampling(num_taken, num_done, monkeypatch):
+    monkeypatch.setattr(
+        amortised_search, "_NUM_SAMPLED", 32
+    )  # 2 updates of maximum likelihood, then 4 of the objective
+    updates = ("search.sampler.num_likelihood_updates=4", "search.sampler.num_updates=6", "num_training_steps=5")
+    whole, interrupted, resumed = (searched(*updates, num_rounds=1) for _ in range(3))
+    assert len(train(whole)) == 10
+    list(itertools.islice(filter(None, interrupted.sampler.work(0)), num_taken))
+    torch.save(interrupted.sampler.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    resumed.sampler.load_state_dict(torch.load(file, weights_only=True))
+    assert resumed.sampler.num_done == num_done
+    assert len(train(resumed)) == 10 - num_done
+    first, second = whole.policy.state_dict(), resumed.policy.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.slow

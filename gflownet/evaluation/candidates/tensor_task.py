@@ -58,6 +58,7 @@ from gflownet.translation import can_stack, to_pytorch_model
 # Forward passes whose median is the latency. The median varied by 3 to 11 % with 20 passes, by 0.3 to 8 % with 100 (a
 # few milliseconds) and by 0.3 to 1 % with 400.
 NUM_TIMED_CALLS = 100
+LATENCY = "latency"
 # Examples of the largest class per example of the smallest from which classes are called unbalanced.
 _UNBALANCED = 4
 _NUM_WARM_UP = 5
@@ -99,7 +100,7 @@ class TensorTask(GFNTask):
     A subclass defines `data`, and `build_model` and `cost` for candidates other than computation graphs.
     """
 
-    objectives = ("accuracy", "parameters", "flops", "latency")  # of a task, the name of its metric comes first
+    objectives = ("accuracy", "parameters", "flops", LATENCY)  # of a task, the name of its metric comes first
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config  # for `data`, before the names of objectives are known
@@ -133,8 +134,8 @@ class TensorTask(GFNTask):
         self._build_training()
         self._metric_name = name = self.measure.metric.name
         self.objectives = tuple(name if each == "accuracy" else each for each in self.objectives)
-        targets = {each: getattr(self._evaluation, f"target_{each}") for each in ("parameters", "flops", "latency")}
-        self.costs = {**targets, **self.costs}
+        targets = {each: getattr(self._evaluation, f"target_{each}") for each in ("parameters", "flops", LATENCY)}
+        self.costs = {**targets, LATENCY: targets[LATENCY] or 1.0, **self.costs}  # 1 s before the first measurements
 
     @abstractmethod
     def data(self) -> Splits:
@@ -145,6 +146,21 @@ class TensorTask(GFNTask):
         model = to_pytorch_model(candidate, self.translation_settings)
         self._check_sizes(candidate, model)
         return model
+
+    @property
+    def lacks_target(self) -> bool:
+        """Return whether the utility of latencies needs `target_latency_of` some architectures."""
+        return LATENCY in self.chosen_objectives and not self._evaluation.target_latency
+
+    def target_latency_of(self, candidates: Iterable[Any]) -> float:
+        """Make the median latency of some candidates the target, and return it, in seconds."""
+        seconds = list[float]()
+        for candidate in candidates:
+            with suppress(ValueError):  # of a candidate whose evaluation fails, too
+                seconds.append(self._measured(LATENCY, candidate, self.build_model(candidate), math.nan))
+        target = float(f"{median(seconds):.3g}") if seconds else self.costs[LATENCY]
+        self.costs = {**self.costs, LATENCY: target}
+        return target
 
     def to_device(self, device: torch.device) -> None:
         """Move the examples to a device, and train and measure there from now on."""
