@@ -182,7 +182,7 @@ class Search:
             raise UserError(f"ask: expected a number of graphs >= 1, got {num!r}")
         while True:
             self._learn()
-            states = self.env.initial_states(0) if self._loop.end else self._loop.propose(num)
+            states = self.env.initial_states(0) if self._loop.end else self._loop.propose(num).states
             if not len(states):
                 if not self._loop.history.in_flight:  # whose results may lead to others
                     self._loop.end = self._loop.end or NO_PROPOSALS

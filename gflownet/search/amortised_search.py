@@ -26,7 +26,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.search.history import ProposalOrigin
-from gflownet.search.method import SearchSetup
+from gflownet.search.method import Candidates, SearchSetup
 from gflownet.search.surrogate_search import SurrogateSearch
 from gflownet.training.random_states import seeded
 from gflownet.training.steps import map_tensors
@@ -223,10 +223,10 @@ class SurrogateGFlowNet(SurrogateSearch):
                 f"search.method=surrogate_gflownet, such as tb, got {config.algo.method}"
             )
 
-    def propose(self, call: int, num: int) -> GraphStates:
+    def propose(self, call: int, num: int) -> Candidates:
         """Return up to `num` unknown terminal states; none before the updates that are due, if nothing is in flight."""
         if self._has_work and not self.history.in_flight:
-            return self.env.initial_states(0)
+            return Candidates(self.env.initial_states(0))
         return super().propose(call, num)
 
     def samples(self, call: int) -> GraphStates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +17,7 @@ from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES
-from gflownet.search.method import Results, SearchMethod, SearchSetup
+from gflownet.search.method import Learned, Results, SearchMethod, SearchSetup
 
 
 class GFlowNet(SearchMethod):
@@ -68,7 +68,7 @@ class GFlowNet(SearchMethod):
             self._sampled.append(batch)
         return batch.terminal
 
-    def observe(self, results: Results) -> Mapping[str, float]:
+    def observe(self, results: Results) -> Learned:
         """Take a training step, and return its metrics."""
         training, step = self.training, results.round
         rollout = self._rollout(results)
@@ -77,11 +77,10 @@ class GFlowNet(SearchMethod):
         except FloatingPointError as error:
             raise FloatingPointError(f"step {step}: {error}") from error
         log_rewards = rollout.trajectories.log_reward[: rollout.num_fresh]
-        self.log_rewards, self.other_evaluations = log_rewards.tolist(), rollout.other_evaluations
         metrics |= {"log_reward_mean": float(log_rewards.mean()), **rollout.metrics}
         if training.validate_every and step % training.validate_every == 0:
             metrics |= self._validated(step)
-        return metrics
+        return Learned(metrics, log_rewards.tolist(), rollout.other_evaluations)
 
     def state_dict(self) -> dict[str, Any]:
         return {"sampled": [asdict(batch) for batch in self._sampled]}

@@ -22,7 +22,7 @@ from gflownet.evaluation.job import Request, Ticket
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import Proposal, ProposalOrigin
-from gflownet.search.method import Results, SearchMethod
+from gflownet.search.method import Candidates, Learned, Results, SearchMethod
 
 # Longest wait for a finished evaluation between two checks for a stop request, seconds.
 _CHECK_EVERY_S = 0.2
@@ -119,20 +119,19 @@ class SearchLoop:
                     return
                 yield self._learn_next(evaluator)
 
-    def propose(self, num: int) -> GraphStates:
+    def propose(self, num: int) -> Candidates:
         """Return the next candidates, in flight from now on; none where the method has none for now.
 
         Raises:
             UserError: proposals that are no terminal states.
         """
-        self.method.origins = None
         with self._timed():
-            states = self.method.propose(self.num_calls + 1, num)
+            candidates = Candidates.of(self.method.propose(self.num_calls + 1, num))
         if self.method.keeps_history:
-            self._check(states)
-            self.history.start(states, self._origins(states))
-        self.num_calls += bool(len(states))
-        return states
+            self._check(candidates.states)
+            self.history.start(candidates.states, _origins(candidates))
+        self.num_calls += bool(len(candidates.states))
+        return candidates
 
     def learn(self, results: Results) -> SearchStep:
         """Add results to the history, let the method learn from them, and return the round."""
@@ -140,26 +139,25 @@ class SearchLoop:
         num_proposals, num_new = len(history.proposals), history.num_new
         if method.keeps_history:
             history.add(results.states, results.evaluations)
-        method.log_rewards = method.other_evaluations = ()
         with self._timed():
-            metrics = dict(method.observe(results))
+            learned = Learned.of(method.observe(results))
         self.round = results.round
         self.num_repeats = 0 if history.num_new > num_new else self.num_repeats + len(results.evaluations)
-        metrics |= origin_counts(history.proposals, num_proposals) | (self._metrics() if method.keeps_history else {})
-        return SearchStep(self.round, results.evaluations, metrics, method.other_evaluations, method.log_rewards)
+        counts = origin_counts(history.proposals, num_proposals) | (self._metrics() if method.keeps_history else {})
+        metrics = {**learned.metrics, **counts}
+        return SearchStep(self.round, results.evaluations, metrics, learned.other_evaluations, learned.log_rewards)
 
     def work(self) -> Generator[SearchStep]:
         """Do the work of the method after a round, in pieces; the training steps among them are steps of the run."""
-        method = self.method
-        with closing(method.work(self.round)) as work:
+        with closing(self.method.work(self.round)) as work:
             while True:
-                method.log_rewards, method.is_resumable = (), False
                 with self._timed():
-                    metrics = next(work, None)
-                if metrics is None:
+                    done = next(work, None)
+                if done is None:
                     return
+                step = Learned.of(done)
                 yield SearchStep(
-                    self.round, metrics=dict(metrics), log_rewards=method.log_rewards, is_resumable=method.is_resumable
+                    self.round, (), dict(step.metrics), log_rewards=step.log_rewards, is_resumable=step.is_resumable
                 )
 
     def end_at_repeats(self) -> None:
@@ -205,10 +203,10 @@ class SearchLoop:
             num_known = len(self.history)
             if self.rule.in_order and num_known < self.method.num_first <= num_known + self._num_in_flight:
                 return
-            states = self.propose(num)
-            if not len(states):
+            candidates = self.propose(num)
+            if not len(candidates.states):
                 return
-            call = _Call(self.num_calls, self.round, states, self._origins(states))
+            call = _Call(self.num_calls, self.round, candidates.states, _origins(candidates))
             self._in_flight.append(self._submitted(call, evaluator))
 
     def _submitted(self, call: _Call, evaluator: AsynchronousEvaluator) -> _Call:
@@ -285,10 +283,6 @@ class SearchLoop:
             return 0
         return max(len(scores) - max(scores.index(max(scores)) + 1, self.method.num_first), 0)
 
-    def _origins(self, states: GraphStates) -> tuple[ProposalOrigin, ...]:
-        origins = [] if self.method.origins is None else self.method.origins.tolist()
-        return tuple(map(ProposalOrigin, origins)) if len(origins) == len(states) else ()
-
     def _check(self, states: GraphStates) -> None:
         """Raise UserError for proposals that are no terminal states."""
         key = f"search.method={self.method.setup.config.method}"
@@ -312,6 +306,10 @@ class SearchLoop:
             "method_share": self.history.method_seconds / evaluation_s if evaluation_s else 0.0,
             "evaluation_seconds": evaluation_s,
         }
+
+
+def _origins(candidates: Candidates) -> tuple[ProposalOrigin, ...]:
+    return () if candidates.origins is None else tuple(map(ProposalOrigin, candidates.origins.tolist()))
 
 
 def round_size(num_evaluations: int, *, places: int) -> int:

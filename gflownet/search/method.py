@@ -43,6 +43,34 @@ class Results:
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """What a method proposes."""
+
+    states: GraphStates  # B terminal states
+    origins: Tensor | None = None  # [B] int64, each a ProposalOrigin; None: not known
+
+    @classmethod
+    def of(cls, proposed: GraphStates | Candidates) -> Candidates:
+        """Return candidates, also of states alone."""
+        return proposed if isinstance(proposed, Candidates) else cls(proposed)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a method returns of a round, or of a training step."""
+
+    metrics: Mapping[str, float]
+    log_rewards: Sequence[float] = ()  # of the trajectories of the step
+    other_evaluations: Sequence[Evaluation] = ()  # of further states that the round has scored
+    is_resumable: bool = False  # whether a resumed run continues after this step, not before the first one of its work
+
+    @classmethod
+    def of(cls, learned: Mapping[str, float] | Learned) -> Learned:
+        """Return what was learned, also of metrics alone."""
+        return learned if isinstance(learned, Learned) else cls(learned)
+
+
+@dataclass(frozen=True)
 class PolicyTraining:
     """The policy of a run with what trains it on scores, for search.method=gflownet."""
 
@@ -117,12 +145,6 @@ class SearchMethod(Configurable, ABC):
 
     Between two calls of `propose` the history grows by results, not always by all that were proposed: some are still in
     flight. Randomness comes from `setup.generator(call, ...)`, so that a resumed run proposes the same candidates.
-
-    Attributes:
-        origins: [B] int64 of the last proposals, each a ProposalOrigin; None: not known.
-        log_rewards: of the trajectories of the last training step; none for methods without a policy.
-        other_evaluations: of further states that `observe` has scored.
-        is_resumable: whether a resumed run continues after the last training step of `work`, not before the first one.
     """
 
     uses_surrogate: ClassVar[bool] = False
@@ -131,10 +153,6 @@ class SearchMethod(Configurable, ABC):
 
     def __init__(self, setup: SearchSetup) -> None:
         self.setup, self.history, self.env = setup, setup.history, setup.context.env
-        self.origins: Tensor | None = None
-        self.log_rewards: Sequence[float] = ()
-        self.is_resumable = False
-        self.other_evaluations: Sequence[Evaluation] = ()
 
     @classmethod
     def check_config(cls, config: Any) -> None:
@@ -168,7 +186,7 @@ class SearchMethod(Configurable, ABC):
         return nullcontext()
 
     @abstractmethod
-    def propose(self, call: int, num: int) -> GraphStates:
+    def propose(self, call: int, num: int) -> GraphStates | Candidates:
         """Return up to `num` terminal states to evaluate next.
 
         None where results in flight or work come first; else none at the end. A repeated call returns the same, and
@@ -179,15 +197,15 @@ class SearchMethod(Configurable, ABC):
             num: at least 1.
         """
 
-    def observe(self, results: Results) -> Mapping[str, float]:
+    def observe(self, results: Results) -> Mapping[str, float] | Learned:
         """Learn from the results of a round, which the history has, and return metrics of the method."""
         return {}
 
-    def work(self, round: int) -> Generator[Mapping[str, float]]:
+    def work(self, round: int) -> Generator[Mapping[str, float] | Learned]:
         """Yield after each piece of the work that is due after a round, of some milliseconds, while candidates train.
 
         A piece that is a step of the run has its metrics, others have none. Work that is closed before its end leaves
-        the state before it, or that after the last step at which it was `is_resumable`.
+        the state before it, or that after the last step that is resumable.
         """
         yield from ()
 

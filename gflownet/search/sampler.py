@@ -26,7 +26,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.search.amortised_search import LOG_RANGE, AmortisedPolicy, PredictedOnce
 from gflownet.search.candidate_model import CandidateModel, observed
 from gflownet.search.history import Proposal, ProposalOrigin
-from gflownet.search.method import Results, SearchMethod, SearchSetup
+from gflownet.search.method import Candidates, Learned, Results, SearchMethod, SearchSetup
 from gflownet.search.proposals import accepted, distinct, mutations, origin_of, unknown_mask
 from gflownet.search.surrogate import rank_correlation
 from gflownet.training.steps import map_tensors
@@ -320,21 +320,20 @@ class Sampler(SearchMethod):
         conditioning = capped_conditioning(self.setup.task, self.env, _NUM_CHECKED, generator, caps={}, **fixed)
         return sample_forward(self.setup.context, self.sampling(), conditioning=conditioning, generator=generator)
 
-    def propose(self, call: int, num: int) -> GraphStates:
+    def propose(self, call: int, num: int) -> Candidates:
         """Return up to `num` samples that are not evaluated yet; none before the training, and after `num_verified`."""
         num = min(num, self.num_verified - len(self.verified)) if self.is_trained else 0
         if num <= 0:
-            return self.env.initial_states(0)
+            return Candidates(self.env.initial_states(0))
         states = self.samples().terminal
         new = unknown_mask(self.history, states).nonzero().squeeze(1)
         states = states[accepted(states, new, num, self.setup.is_refused_at)]
-        self.origins = origin_of((ProposalOrigin.SAMPLER, len(states)))
-        return states
+        return Candidates(states, origin_of((ProposalOrigin.SAMPLER, len(states))))
 
-    def observe(self, results: Results) -> Mapping[str, float]:
+    def observe(self, results: Results) -> Mapping[str, float] | Learned:
         return self.searched.observe(results)
 
-    def work(self, round: int) -> Generator[Mapping[str, float]]:
+    def work(self, round: int) -> Generator[Mapping[str, float] | Learned]:
         """Train the policy, unless it has learned from all evaluations; each update is a step of the run.
 
         A resumed run continues after the last sampling from which all updates were taken.
@@ -356,6 +355,7 @@ class Sampler(SearchMethod):
             if phase < before["phase"]:
                 continue
             policy, sampled, of_samples = AmortisedPolicy(self.setup.context, learner), None, dict[str, float]()
+            log_rewards: list[float] = []
             if "policy" in before and phase == before["phase"]:
                 policy.load_state_dict(before["policy"])
             first = policy.num_samplings
@@ -363,19 +363,17 @@ class Sampler(SearchMethod):
                 if policy.sampled is not None and policy.sampled is not sampled:
                     sampled = policy.sampled
                     of_samples = sample_metrics(policy, target)
-                    self.log_rewards = sampled.log_reward.tolist()
+                    log_rewards = sampled.log_reward.tolist()
                 if not metrics:
                     continue
-                done, self.is_resumable = done + 1, policy.num_samplings > first and policy.num_updates < num
-                if self.is_resumable:
+                done, is_resumable = done + 1, policy.num_samplings > first and policy.num_updates < num
+                if is_resumable:
                     first, self.num_done = policy.num_samplings, done
                     self._training = self._state_of(policy, target, phase)
-                is_imitated = learner.objective.imitates
-                yield (
-                    {f"likelihood_{name}": value for name, value in metrics.items()}
-                    if is_imitated
-                    else {**metrics, **of_samples}
-                )
+                likelihoods = {f"likelihood_{name}": value for name, value in metrics.items()}
+                named = likelihoods if learner.objective.imitates else {**metrics, **of_samples}
+                yield Learned(named, log_rewards, is_resumable=is_resumable)
+                log_rewards = []
         self.num_trained_on, self.scale, self._training, self.num_done = len(self.history), target.scale, None, 0
 
     def _state_of(self, policy: AmortisedPolicy, target: SamplerTarget, phase: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.search.candidate_model import CandidateModel, Fantasies, in_scores, observed, spread_order
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.history import History, ProposalOrigin
-from gflownet.search.method import Results, SearchMethod, SearchSetup
+from gflownet.search.method import Candidates, Results, SearchMethod, SearchSetup
 from gflownet.search.proposals import (
     Pool,
     accepted,
@@ -68,16 +68,16 @@ class SurrogateSearch(SearchMethod):
     def num_first(self) -> int:
         return self.config.num_initial
 
-    def propose(self, call: int, num: int) -> GraphStates:
+    def propose(self, call: int, num: int) -> Candidates:
         """Return up to `num` unknown terminal states."""
         num_initial = self.config.num_initial - len(self.history) - len(self.history.in_flight)
         if num_initial > 0 or not self._num_fitted:
             num = min(num, num_initial) if num_initial > 0 else num
             origin = ProposalOrigin.DESIGN if num_initial > 0 else ProposalOrigin.RANDOM
             return self._first_states(call, num, origin)
-        states = self._chosen(self.pool(call), num, call)
-        if len(states):
-            return states
+        candidates = self._chosen(self.pool(call), num, call)
+        if len(candidates.states):
+            return candidates
         return self._chosen(_equal(self.random_states(call), ProposalOrigin.RANDOM), num, call)
 
     def observe(self, results: Results) -> Mapping[str, float]:
@@ -202,14 +202,13 @@ class SurrogateSearch(SearchMethod):
         num = max(self.config.proposals.num_sampled, 1)
         return random_unknown(self.history, num, self.setup.generator(call, _RANDOM))
 
-    def _chosen(self, pool: Pool, num: int, call: int) -> GraphStates:
+    def _chosen(self, pool: Pool, num: int, call: int) -> Candidates:
         order = sampled_order(pool.log_values, self.setup.generator(call, _ORDER), beta=self.config.acquisition.beta)
         is_joint = num > 1 or len(self.history.in_flight) > 0
         if is_joint and self._num_fitted and not self.calibration.is_worse_than_mean:
             order = self._ordered_in_turn(pool, order, num, self.setup.generator(call, _BATCH))
         positions = accepted(pool.states, order, num, self.setup.is_refused_at)
-        self.origins = pool.origin[positions]
-        return pool.states[positions]
+        return Candidates(pool.states[positions], pool.origin[positions])
 
     def _ordered_in_turn(self, pool: Pool, order: Tensor, num: int, generator: torch.Generator) -> Tensor:
         """Return an order whose first `num` are sampled one by one.
@@ -243,13 +242,12 @@ class SurrogateSearch(SearchMethod):
         values = self.model.log_values(features, generator, fantasies)[:num]
         return iter(sampled_order(values, generator, beta=self.config.acquisition.beta).tolist())
 
-    def _first_states(self, call: int, num: int, origin: ProposalOrigin) -> GraphStates:
+    def _first_states(self, call: int, num: int, origin: ProposalOrigin) -> Candidates:
         """Return unknown architectures of the first design, then random ones."""
         states = GraphStates.cat([self._design, self.random_states(call)])
         states = states[unknown_mask(self.history, states)]
         states = states[accepted(states, torch.arange(len(states)), num, self.setup.is_refused_at)]
-        self.origins = origin_of((origin, len(states)))
-        return states
+        return Candidates(states, origin_of((origin, len(states))))
 
     @cached_property
     def _design(self) -> GraphStates:

@@ -6,6 +6,7 @@ import zlib
 from typing import Any
 
 from gflownet.run.ask_and_tell import Search
+from gflownet.search.method import Candidates
 from gflownet.testing.contract import Contract, expect
 
 _PLACES = "env.choices.places={a: [0, 1, 2], b: [0, 1, 2], c: [0, 1, 2], d: [0, 1, 2]}"
@@ -83,7 +84,7 @@ def _proposed(search: Search, num_rounds: int) -> list[str]:
 def _next_proposals(search: Search) -> list[str]:
     """Return the hashes of the next call of the method, repeats included."""
     method = search._loop.method
-    states = method.propose(search._loop.num_calls, 8)
+    states = Candidates.of(method.propose(search._loop.num_calls, 8)).states
     return [method.env.terminal(states, index).canonical_hash() for index in range(len(states))]
 
 

@@ -13,6 +13,7 @@ from gflownet.run.trainer import GFNTrainer
 from gflownet.search import loop as loop_module
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 from gflownet.search.loop import SearchLoop
+from gflownet.search.method import Candidates
 from tests.fast_cases import slow_except
 from tests.search.searches import (
     RIDGE,
@@ -79,14 +80,15 @@ def comparable(state: Any) -> Any:
 @pytest.mark.parametrize("space", [(), pytest.param(GRAPHS, marks=pytest.mark.slow)], ids=["places", "graphs"])
 def test_proposals_are_terminal_and_repeatable(method, space):
     trainer, twin, other = (searching(method, f"seed={seed}", RIDGE, *space) for seed in (0, 0, 1))
-    assert not trainer.search.method.propose(1, 4).equals(other.search.method.propose(1, 4)).all()
+    first, second = (Candidates.of(each.search.method.propose(1, 4)).states for each in (trainer, other))
+    assert not first.equals(second).all()
     for states, same in zip(proposals(trainer, 4, batch_size=2), proposals(twin, 4, batch_size=2), strict=True):
         assert 1 <= len(states) <= 2
         assert bool(trainer.env.forward_masks(states).masks[GraphActionType.Stop].all())
         assert bool(states.equals(same).all()), "the seed decides"
-    first = method_of(trainer)[0].propose(5, 2)
+    first = Candidates.of(method_of(trainer)[0].propose(5, 2)).states
     state = comparable(method_of(trainer)[0].state_dict())
-    assert bool(first.equals(method_of(trainer)[0].propose(5, 2)).all())
+    assert bool(first.equals(Candidates.of(method_of(trainer)[0].propose(5, 2)).states).all())
     assert comparable(method_of(trainer)[0].state_dict()) == state, "a repeated proposal leaves the same state"
 
 

@@ -21,7 +21,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop, SearchStep
-from gflownet.search.method import Results, SearchMethod
+from gflownet.search.method import Candidates, Results, SearchMethod
 
 RIDGE = "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"
 PLACES = (
@@ -90,7 +90,7 @@ def proposals(trainer: GFNTrainer, num_calls: int, *, batch_size: int = 1) -> It
     """Yield the proposals of each call after their results are in the history and observed."""
     method, history = method_of(trainer)
     for call in range(1, num_calls + 1):
-        states = method.propose(call, batch_size)
+        states = Candidates.of(method.propose(call, batch_size)).states
         if not len(states):
             return
         history.start(states)

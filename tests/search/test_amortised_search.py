@@ -76,7 +76,7 @@ def test_work_is_done_in_pieces_and_repeated_after_an_interruption():
     for trainer in (first, second):
         list(proposals(trainer, 1, batch_size=4))
         method = gflownet_of(trainer)
-        method.history.start(method.propose(2, 2))
+        method.history.start(method.propose(2, 2).states)
         method._num_learned = policy_of(trainer).num_updates = 0
     work = gflownet_of(first).work(1)
     assert sum(1 for _ in zip(range(6), work, strict=False)) == 6

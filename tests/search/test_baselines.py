@@ -9,6 +9,7 @@ import pytest
 
 from gflownet.evaluation.task import Cost
 from gflownet.run.final_stage import random_candidates
+from gflownet.search.method import Candidates
 from tests.search.searches import FailsOrRefuses, assignment, build, method_of, proposals, score_of, values_of
 
 SMALL = ("search.options.population=6", "search.options.tournament=40")
@@ -105,7 +106,7 @@ def test_random_search_and_reference_are_even_over_sizes():
     shares = []
     for share in (0.0, 1.0):
         trainer = build("random", *options, f"search.random.even_share={share}")
-        states = method_of(trainer)[0].propose(1, 600)
+        states = Candidates.of(method_of(trainer)[0].propose(1, 600)).states
         candidates, even_share = random_candidates(trainer, 30)
         assert (len(candidates), even_share) == (30, share)
         drawn: tuple[list[Any], list[Any]] = [assignment(trainer, states, i) for i in range(len(states))], candidates

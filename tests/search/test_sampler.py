@@ -26,6 +26,7 @@ from gflownet.metrics.statistics import spearman
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search import amortised_search
 from gflownet.search.loop import Rule, SearchLoop
+from gflownet.search.method import Candidates, Learned
 from gflownet.search.sampler import (
     RewardScale,
     SamplerTarget,
@@ -56,7 +57,7 @@ def searched(*overrides: str, num_rounds: int = 3) -> GFNTrainer:
 
 
 def train(trainer: GFNTrainer) -> list[dict[str, float]]:
-    return [dict(metrics) for metrics in trainer.sampler.work(0) if metrics]
+    return [dict(step.metrics) for step in map(Learned.of, trainer.sampler.work(0)) if step.metrics]
 
 
 def target_of(trainer: GFNTrainer, *, chooses_beta: bool = True) -> SamplerTarget:
@@ -158,7 +159,7 @@ def priced(*overrides: str, objectives: str) -> GFNTrainer:
     options = (f"task={__name__}:Priced", f"evaluation.objectives=[{objectives}]")
     trainer = searched(*options, *overrides, num_rounds=0)
     method, history = method_of(trainer)
-    states = method.propose(1, 8)
+    states = Candidates.of(method.propose(1, 8)).states
     history.start(states)
     history.add(states, evaluations(trainer, states))
     sizes = [sum(values) for values in values_of(trainer, states)]

@@ -87,13 +87,15 @@ def test_predicted_scores_have_no_noise_of_one_evaluation(macro):
 def test_first_design_is_spread_and_the_same_in_any_batches():
     components = build("surrogate", RIDGE, "search.batch_size=5", "search.num_initial=10", "budget.evaluations=40")
     method, history = method_of(components.search), components.search.history
-    whole = method.propose(1, 10)
+    whole = method.propose(1, 10).states
     descriptors = Descriptors(method.env, seed=0)
     random = descriptors(uniform_states(method.env, 10, generator=torch.Generator().manual_seed(0)))
     assert torch.pdist(descriptors(whole)).min() > torch.pdist(random).min()
-    first = method.propose(1, 5)
+    first = method.propose(1, 5).states
     history.start(first)
-    assert torch.equal(method.env.identify(GraphStates.cat([first, method.propose(2, 5)])), method.env.identify(whole))
+    assert torch.equal(
+        method.env.identify(GraphStates.cat([first, method.propose(2, 5).states])), method.env.identify(whole)
+    )
 
 
 def test_pool_has_the_acquisition_of_unknown_candidates(finished):
@@ -125,7 +127,7 @@ def test_random_candidates_replace_an_empty_pool(monkeypatch):
     loop, _ = run_search(build("surrogate", RIDGE, *options, "budget.evaluations=8"))
     method = method_of(loop)
     monkeypatch.setattr(method, "pool", lambda call: Pool(method.env.initial_states(0), torch.empty(0), torch.empty(0)))
-    states = method.propose(9, 3)
+    states = method.propose(9, 3).states
     assert len(states) == 3
     assert bool(loop.history.is_unknown(method.env.identify(states)).all())
 
