@@ -4,9 +4,9 @@
 
 Sections: nb201 (12-epoch validation accuracy), nb201_long (1,000 evaluations), opgfn (12-epoch test accuracy, the
 protocol of OP-GFN), macro, recorded (trainings of digits networks), digits and mnist1d (real trainings), surrogates
-(rank correlations without a search). The other goals are those of the searched method, --searched; the other methods are figures, read from
-the stores of their runs in --out, where a repeated command continues. Tables are in --tables, $GFLOWNET_TABLES or
-shared/data beside the checkout.
+(rank correlations without a search). The other goals are those of the searched method, --searched; the other methods
+are figures, read from the stores of their runs in --out, where a repeated command continues. Tables are in --tables,
+$GFLOWNET_TABLES or shared/data beside the checkout.
 """
 
 from __future__ import annotations
