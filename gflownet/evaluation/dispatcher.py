@@ -25,8 +25,8 @@ from gflownet.evaluation.task import GFNTask
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1
-# Time between two looks at the deadlines of running jobs, seconds.
-_LIMIT_EVERY_S = 1.0
+# Time between two looks for slow jobs, seconds.
+_SLOW_EVERY_S = 1.0
 _HASH_LENGTH = 11  # of a candidate in a line, with its version, as in g1-
 # Jobs given to the executor per place, so that a process has its next job while the policy trains.
 _JOBS_PER_PLACE = 2
@@ -99,7 +99,7 @@ class Dispatcher(AsynchronousEvaluator):
         self._last_look, self._look_pause = -math.inf, _SHORTEST_LOOK_S
         self._running: dict[Handle, list[Ticket]] = {}
         self._unwritten: list[EvaluationRecord] = []
-        self._last_write = self._last_limits = time.monotonic()
+        self._last_write = self._last_look_at_running = time.monotonic()
         self._lock = threading.RLock()
 
     def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
@@ -137,8 +137,8 @@ class Dispatcher(AsynchronousEvaluator):
                 self.flush()
                 raise
             num += sum(self._finish(handle) for handle in done)
-            if time.monotonic() - self._last_limits >= _LIMIT_EVERY_S:
-                self._limit_running()
+            if time.monotonic() - self._last_look_at_running >= _SLOW_EVERY_S:
+                self._warn_of_slow()
             if time.monotonic() - self._last_write >= _WRITE_AFTER_S:
                 self.flush()
             self._start_jobs()
@@ -315,20 +315,16 @@ class Dispatcher(AsynchronousEvaluator):
             finished += 1
         return finished
 
-    def _limit_running(self) -> None:
-        """Shorten the deadlines of running jobs to those that jobs get now, with a line for a slow candidate."""
-        self._last_limits = time.monotonic()
+    def _warn_of_slow(self) -> None:
+        """Log a line for each candidate that takes much longer than others."""
+        self._last_look_at_running = time.monotonic()
         for handle, tickets in self._running.items():
-            deadline = self._jobs.deadline_of(tickets, num_running=self._num_running)
-            if deadline is not None:
-                self.executor.shorten(handle, deadline)
             slow = self._jobs.slow_after(tickets, num_running=self._num_running)
-            if handle.since is not None and (seconds := self._last_limits - handle.since) >= slow:
+            if handle.since is not None and (seconds := self._last_look_at_running - handle.since) >= slow:
                 handle.since = None  # one line
                 name = tickets[0].request.candidate.canonical_hash()[:_HASH_LENGTH]
-                end = "never ended" if deadline is None else f"ended after {deadline:.3g} s"
                 words = f"candidate {name}" if len(tickets) == 1 else counted(len(tickets), "candidate")
-                _log.warning("%s: no result for %.3g s, unlike most; %s (evaluation.deadline)", words, seconds, end)
+                _log.warning("%s: no result for %.3g s, unlike most (evaluation.deadline)", words, seconds)
 
     @property
     def _num_running(self) -> int:

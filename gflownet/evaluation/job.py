@@ -35,7 +35,6 @@ class Job:
     saves_training: bool = False  # return the training after it, weights included
     tests: bool = False  # measure the test score too
     returns_weights: bool = False
-    needs_new_process: bool = False  # after an attempt that failed: nothing of earlier candidates is left
 
     def __post_init__(self) -> None:
         assert len(self.seeds) == len(self.candidates) > 0
@@ -277,7 +276,6 @@ class JobQueue:
             saves_training=any(request.saves_training for request in requests),
             tests=first.tests,
             split=first.split,
-            needs_new_process=tickets[0].attempts > 0,
         )
         return job, tickets
 

@@ -28,7 +28,6 @@ def jobs_of(queue: JobQueue, *, num_places: int) -> list[tuple[str, int, float |
     jobs = []
     while queue:
         job, tickets = queue.pop_job(num_places)
-        assert not job.needs_new_process
         (key,) = {ticket.request.candidate.canonical_key() for ticket in tickets}
         assert len(set(job.seeds)) == len(tickets)
         jobs.append((key, len(tickets), queue.deadline_of(tickets)))
@@ -82,14 +81,13 @@ def test_deadline_is_thirty_medians_between_its_bounds():
     assert (deadlines.of(3), Deadlines(None).of(3)) == (600.0, None)
 
 
-def test_late_evaluation_is_last_and_alone_in_a_new_process():
+def test_late_evaluation_is_last_and_alone():
     queue, (first, *rest) = queue_of("abc", num_seeds=1)
     queue.pop_job(1)
-    first.attempts += 1
     queue.repeat_late(first)
     assert (len(queue), queue.is_late, queue.first) == (3, False, rest[0])
     queue.pop_job(1)
     queue.pop_job(1)
     assert queue.is_late
-    job, tickets = queue.pop_job(1)
-    assert (tickets, job.needs_new_process, len(queue), queue.is_late) == ([first], True, 0, False)
+    _, tickets = queue.pop_job(1)
+    assert (tickets, len(queue), queue.is_late) == ([first], 0, False)

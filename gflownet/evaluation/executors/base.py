@@ -62,9 +62,6 @@ class Executor(Closing, ABC):
     def wait(self, handles: Collection[Handle], *, timeout: float | None) -> list[Handle]:
         """Return the done ones of these handles, as soon as there is one or the timeout (seconds) is over."""
 
-    def shorten(self, handle: Handle, deadline: float) -> None:
-        """Lower the deadline of a job. No effect on a done job, and where jobs are out of reach, as on Ray."""
-
     @abstractmethod
     def cancel(self, handle: Handle) -> None:
         """End a job at once, or remove it from the queue; its handle is never done. No effect on a done job."""

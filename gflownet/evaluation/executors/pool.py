@@ -158,11 +158,11 @@ class _Submission:
 
 
 class PoolExecutor(Executor):
-    """Runs jobs in worker processes, one per slot: a core, or a share of a GPU; they start with the first jobs, their
-    owner with `start`.
+    """Runs each job in a worker process: a new one on a core, on a share of a GPU one for many jobs.
 
-    Another process owns the workers (`owner`): it loads the task once, forks them, ends them at the deadline, and ends
-    all that they leave behind. A lost device costs its slots: their jobs run on the others.
+    Another process, which starts with `start` or the first job, owns the workers (`owner`): it loads the task once,
+    forks them, ends them at the deadline, and ends all that they leave behind. A lost device costs its slots: their
+    jobs run on the others.
     """
 
     def __init__(
@@ -192,7 +192,6 @@ class PoolExecutor(Executor):
         self._waiting: deque[Handle] = deque()
         self._running: dict[int, Handle] = {}  # sent to the owner, by number
         self._suspects: set[int] = set()  # the owner was lost while they ran: these run alone
-        self._changes = {""}  # of which the user has a line
 
     @property
     def capacity(self) -> int:
@@ -208,7 +207,7 @@ class PoolExecutor(Executor):
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
         content = pickled(job, "candidates: expected graphs")
-        order = Order(next(self._numbers), content, deadline, job.needs_new_process)
+        order = Order(next(self._numbers), content, deadline)
         handle = Handle(job, backend=_Submission(order))
         self._waiting.append(handle)
         self._send()
@@ -226,13 +225,6 @@ class PoolExecutor(Executor):
                 return done
             with suppress(Empty):
                 self._take(self._owner.replies.get(timeout=remaining))
-
-    def shorten(self, handle: Handle, deadline: float) -> None:
-        order = handle.backend.order
-        if order.deadline is not None and deadline < order.deadline:
-            handle.backend.order = order._replace(deadline=deadline)
-            if order.number in self._running and self._owner is not None:
-                self._owner.send(Order(order.number, None, deadline))
 
     def cancel(self, handle: Handle) -> None:
         number = handle.backend.order.number
@@ -287,13 +279,7 @@ class PoolExecutor(Executor):
             elif kind is MessageKind.LOSS:
                 self._set_outcomes(handle, lost_job(handle.job, pickle.loads(content), finished=finished))
             else:
-                self._set_outcomes(handle, (*finished, *pickle.loads(content.others)))
-                if content.changed not in self._changes:
-                    self._changes.add(content.changed)
-                    self.notify(
-                        f"a candidate has changed {content.changed}: after each that does, its process is replaced; "
-                        "undo the change in its code, or make it before the run or where its module is imported"
-                    )
+                self._set_outcomes(handle, (*finished, *pickle.loads(content)))
         return None
 
     def _set_outcomes(self, handle: Handle, outcomes: tuple[Outcome, ...]) -> None:
