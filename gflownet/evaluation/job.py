@@ -150,8 +150,6 @@ def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float,
     )
 
 
-# Candidates below this duration, seconds, share a job even if the task does not train them together.
-SHORT_S = 0.02
 _DECAY = 0.9  # of the moving average of durations
 # Deadline of a candidate in medians of finished ones, and the shortest; a third of it is worth a line.
 _MEDIANS, _SHORTEST_S = 30, 30.0
@@ -199,7 +197,7 @@ class JobQueue:
         self._trains_seeds = task.trains_seeds_together
         self._tickets: deque[Ticket] = deque()
         self._late: deque[Ticket] = deque()  # each alone, after all others
-        self._mean_seconds = math.inf  # of a candidate, moving average
+        self.mean_seconds = 0.0  # of an evaluation, moving average; 0 before the first
 
     def __len__(self) -> int:
         """Return the number of queued evaluations."""
@@ -215,15 +213,9 @@ class JobQueue:
         """Return whether the next evaluation waits until no other one is queued or running."""
         return not self._tickets and bool(self._late)
 
-    @property
-    def mean_seconds(self) -> float:
-        """Return the moving average of the seconds per evaluation, 0 before the first."""
-        return self._mean_seconds if math.isfinite(self._mean_seconds) else 0.0
-
     def measure(self, seconds: float) -> None:
         """Add the duration of an evaluation to the moving average."""
-        known = self._mean_seconds if math.isfinite(self._mean_seconds) else seconds
-        self._mean_seconds = _DECAY * known + (1 - _DECAY) * seconds
+        self.mean_seconds = _DECAY * (self.mean_seconds or seconds) + (1 - _DECAY) * seconds
 
     def extend(self, tickets: Iterable[Ticket]) -> None:
         """Append evaluations."""
@@ -250,17 +242,13 @@ class JobQueue:
         self._late.clear()
 
     def deadline_of(self, tickets: Sequence[Ticket], *, num_running: int = 0) -> float | None:
-        """Return the seconds until the next outcome of a job; None: no limit."""
+        """Return the seconds until the next outcome of a job, all of whose candidates may have it at the same time."""
         deadline = self.deadlines.of(tickets[0].request.fidelity, num_running=num_running)
-        return None if deadline is None else deadline * self._num_at_once(tickets)
+        return None if deadline is None else deadline * len(tickets)
 
     def slow_after(self, tickets: Sequence[Ticket], *, num_running: int) -> float:
         """Return the seconds without an outcome after which a job is worth a line; inf without finished ones."""
-        return self._num_at_once(tickets) * self.deadlines.slow(tickets[0].request.fidelity, num_running=num_running)
-
-    def _num_at_once(self, tickets: Sequence[Ticket]) -> int:
-        """Return the number of candidates of a job that have their outcomes at the same time."""
-        return len(tickets) if self._trains_together or self._trains_seeds else 1
+        return len(tickets) * self.deadlines.slow(tickets[0].request.fidelity, num_running=num_running)
 
     def pop_job(self, num_places: int) -> tuple[Job, list[Ticket]]:
         """Remove the next group, and return its job with the tickets."""
@@ -283,12 +271,11 @@ class JobQueue:
         """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
         first = (self._tickets or self._late).popleft()
         tickets = [first]
-        is_group = self._trains_together or self._mean_seconds <= SHORT_S
-        if first.is_alone or not (is_group or self._trains_seeds):
+        if first.is_alone or not (self._trains_together or self._trains_seeds):
             return tickets
-        may_share = self._may_share if is_group else self._are_seeds
+        may_share = self._may_share if self._trains_together else self._are_seeds
         # Seeds that train together round differently: neither places nor other evaluations may change their number.
-        num_places = num_places if is_group else 1
+        num_places = num_places if self._trains_together else 1
         size = math.ceil((1 + sum(may_share(first, ticket) for ticket in self._tickets)) / num_places)
         while self._tickets and len(tickets) < size and may_share(first, self._tickets[0]):
             tickets.append(self._tickets.popleft())

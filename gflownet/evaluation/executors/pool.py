@@ -35,12 +35,15 @@ from gflownet.evaluation.store.fingerprint import source_digest
 from gflownet.evaluation.task import GFNTask
 
 _ADVICE = "move it to a module that other processes can import, or set evaluation.executor=inline"
-# One thread per process; the libraries read these when they are loaded. torch.cuda.is_available makes no context.
+# One thread per process; libraries read these when they are loaded. torch.cuda.is_available makes no context.
 _ENVIRONMENT = {
     "KMP_DUPLICATE_LIB_OK": "True",  # both are set by scikit-learn, which references import
     "KMP_INIT_AT_FORK": "FALSE",
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Freed memory stays in the process: else each new one returns it to the system, until it knows what it needs.
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
 # The owner's program. Its imports take seconds, in which a timer notices the end of the main process; a parent-death
 # signal would be sent at the end of the thread that has started it.
