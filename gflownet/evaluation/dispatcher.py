@@ -281,8 +281,6 @@ class Dispatcher(AsynchronousEvaluator):
     def _start_jobs(self) -> None:
         self._admit()
         while self._jobs and len(self._running) < _JOBS_PER_PLACE * self.executor.capacity:
-            if self._jobs.is_late and self._running:
-                return
             if self._jobs.first.is_suspect:
                 if len(self._running) >= self.executor.capacity:
                     return  # if it ends this process too, it alone is to blame
@@ -308,8 +306,7 @@ class Dispatcher(AsynchronousEvaluator):
             self.evaluation_seconds += outcome.seconds
             if outcome.is_transient and ticket.attempts < self.config.max_attempts:
                 self.counts["num_retried"] += 1
-                is_late = outcome.status is EvaluationStatus.TIMEOUT
-                self._jobs.repeat_late(ticket) if is_late else self._jobs.repeat_alone([ticket])
+                self._jobs.repeat_alone([ticket])
                 continue
             self._record(ticket, outcome)
             finished += 1

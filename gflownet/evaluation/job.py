@@ -196,22 +196,16 @@ class JobQueue:
         self._trains_together = type(task).evaluate_many is not GFNTask.evaluate_many
         self._trains_seeds = task.trains_seeds_together
         self._tickets: deque[Ticket] = deque()
-        self._late: deque[Ticket] = deque()  # each alone, after all others
         self.mean_seconds = 0.0  # of an evaluation, moving average; 0 before the first
 
     def __len__(self) -> int:
         """Return the number of queued evaluations."""
-        return len(self._tickets) + len(self._late)
+        return len(self._tickets)
 
     @property
     def first(self) -> Ticket:
         """Return the next evaluation."""
-        return (self._tickets or self._late)[0]
-
-    @property
-    def is_late(self) -> bool:
-        """Return whether the next evaluation waits until no other one is queued or running."""
-        return not self._tickets and bool(self._late)
+        return self._tickets[0]
 
     def measure(self, seconds: float) -> None:
         """Add the duration of an evaluation to the moving average."""
@@ -231,15 +225,9 @@ class JobQueue:
         else:
             self._tickets.extend(again)
 
-    def repeat_late(self, ticket: Ticket) -> None:
-        """Queue an evaluation that has exceeded its deadline again: other ones may have slowed it down."""
-        ticket.is_alone = True
-        self._late.append(ticket)
-
     def clear(self) -> None:
         """Forget all queued evaluations."""
         self._tickets.clear()
-        self._late.clear()
 
     def deadline_of(self, tickets: Sequence[Ticket], *, num_running: int = 0) -> float | None:
         """Return the seconds until the next outcome of a job, all of whose candidates may have it at the same time."""
@@ -269,7 +257,7 @@ class JobQueue:
 
     def _pop_group(self, num_places: int) -> list[Ticket]:
         """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
-        first = (self._tickets or self._late).popleft()
+        first = self._tickets.popleft()
         tickets = [first]
         if first.is_alone or not (self._trains_together or self._trains_seeds):
             return tickets

@@ -79,15 +79,3 @@ def test_deadline_is_thirty_medians_between_its_bounds():
     for _ in range(4):
         deadlines.add(3, 40.0)
     assert (deadlines.of(3), Deadlines(None).of(3)) == (600.0, None)
-
-
-def test_late_evaluation_is_last_and_alone():
-    queue, (first, *rest) = queue_of("abc", num_seeds=1)
-    queue.pop_job(1)
-    queue.repeat_late(first)
-    assert (len(queue), queue.is_late, queue.first) == (3, False, rest[0])
-    queue.pop_job(1)
-    queue.pop_job(1)
-    assert queue.is_late
-    _, tickets = queue.pop_job(1)
-    assert (tickets, len(queue), queue.is_late) == ([first], 0, False)

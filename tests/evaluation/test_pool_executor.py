@@ -200,7 +200,7 @@ def test_task_is_warm_in_the_process_of_each_job(make):
     ("options", "reason"),
     [
         ({"fails": True}, r"^WarmTask.warm_up: FileNotFoundError: no data \(warm_task.py:\d+\)$"),
-        ({"starts_thread": True}, "^task WarmTask: expected imports and a warm_up that start no threads .*, got lasting;"),
+        ({"starts_thread": True}, "^task WarmTask: expected imports and a warm_up that start no .*, got lasting;"),
     ],
 )
 def test_warm_up_that_fails_or_starts_a_thread_is_a_user_error(options, reason):
