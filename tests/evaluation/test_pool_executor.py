@@ -108,6 +108,7 @@ def test_killed_owner_loses_no_job(pool):
 
 @pytest.mark.slow
 def test_killed_owner_loses_the_job_of_its_killer(pool):
+    pool.start()
     kill([owner_of(pool)])  # between two jobs
     handles = [submit(pool, key) for key in ("good 1", "kill_owner", "good 2")]
     assert [status_of(pool, handle) for handle in handles] == [OK, CRASHED, OK]

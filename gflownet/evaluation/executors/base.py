@@ -22,6 +22,7 @@ class Handle:
     job: Job
     outcomes: tuple[Outcome, ...] | None = None  # one per candidate; None while it runs
     num_finished: int = 0  # candidates that were done, from the first on; the others share the reason, as outcomes
+    finished: list[Outcome] = field(default_factory=list)  # so far, of a job in another process
     since: float | None = None  # monotonic time of its start or its last outcome; None: unknown, or it waits
     backend: Any = field(default=None, repr=False)  # of the executor
 

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
@@ -152,14 +152,6 @@ def _read(connection: Connection, replies: SimpleQueue[tuple[int, MessageKind, A
     replies.put(None)
 
 
-@dataclass
-class _Submission:
-    """A job of the pool."""
-
-    order: Order
-    finished: list[Outcome] = field(default_factory=list)
-
-
 class PoolExecutor(Executor):
     """Runs each job in a worker process: a new one on a core, on a share of a GPU one for many jobs.
 
@@ -210,8 +202,7 @@ class PoolExecutor(Executor):
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
         content = pickled(job, "candidates: expected graphs")
-        order = Order(next(self._numbers), content, deadline)
-        handle = Handle(job, backend=_Submission(order))
+        handle = Handle(job, backend=Order(next(self._numbers), content, deadline))
         self._waiting.append(handle)
         self._send()
         return handle
@@ -230,7 +221,7 @@ class PoolExecutor(Executor):
                 self._take(self._owner.replies.get(timeout=remaining))
 
     def cancel(self, handle: Handle) -> None:
-        number = handle.backend.order.number
+        number = handle.backend.number
         self._suspects.discard(number)
         if handle in self._waiting:
             self._waiting.remove(handle)
@@ -254,8 +245,8 @@ class PoolExecutor(Executor):
             self.start()
             assert self._owner is not None
             handle = self._waiting.popleft()
-            self._running[handle.backend.order.number] = handle
-            self._owner.send(handle.backend.order)
+            self._running[handle.backend.number] = handle
+            self._owner.send(handle.backend)
 
     def _take(self, reply: tuple[int, MessageKind, Any] | None) -> None:
         """Process a reply of the owner, None: its end.
@@ -274,7 +265,7 @@ class PoolExecutor(Executor):
         elif kind is MessageKind.DEVICE_LOST:
             self._lose_slot(*content)
         elif (handle := self._running.get(number)) is not None:  # else cancelled
-            finished, handle.since = handle.backend.finished, time.monotonic()
+            finished, handle.since = handle.finished, time.monotonic()
             if kind is MessageKind.OUTCOME:
                 finished.append(pickle.loads(content))
             elif kind is MessageKind.STARTED:
@@ -286,10 +277,10 @@ class PoolExecutor(Executor):
         return None
 
     def _set_outcomes(self, handle: Handle, outcomes: tuple[Outcome, ...]) -> None:
-        number = handle.backend.order.number
+        number = handle.backend.number
         self._running.pop(number)
         self._suspects.discard(number)
-        handle.outcomes, handle.num_finished = outcomes, len(handle.backend.finished)
+        handle.outcomes, handle.num_finished = outcomes, len(handle.finished)
 
     def _lose_slot(self, number: int, reason: str) -> None:
         """Count a slot of a lost device.
@@ -320,8 +311,7 @@ class PoolExecutor(Executor):
             outcome = Outcome(
                 EvaluationStatus.CRASHED, 0.0, error=f"the owner of its process {reason}", is_transient=True
             )
-            finished = handles[0].backend.finished
-            return self._set_outcomes(handles[0], lost_job(handles[0].job, outcome, finished=finished))
+            return self._set_outcomes(handles[0], lost_job(handles[0].job, outcome, finished=handles[0].finished))
         if was_ready:
             self._suspects.update(self._running)
         self._waiting.extendleft(reversed(handles))
