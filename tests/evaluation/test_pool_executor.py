@@ -236,6 +236,7 @@ def test_worker_of_a_device_warms_its_task_up_before_it_is_ready():
         ("print_much", OK, None),
         ("change_everything", OK, None),
         ("leak_files", OK, None),
+        ("use_threads", OK, None),
         pytest.param("leak_thread", OK, None, marks=SLOW),
         ("close_all_files", CRASHED, "its process "),
         pytest.param("write_into_all_files", CRASHED, "its process was killed by SIGKILL", marks=SLOW),

@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import numpy.random  # noqa: F401, otherwise imported by every fork: 12 ms
 import threadpoolctl
 import torch
 
