@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -135,16 +134,6 @@ def test_endless_candidate_is_ended_early_and_tried_again_at_the_end(tmp_path, l
     assert [line.endswith("s, unlike most (evaluation.deadline)") for line in caplog.messages] == [True, True]
 
 
-def programs() -> list[psutil.Process]:
-    """Return the running programs that `start_program` has started."""
-    running = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if process.cmdline() == ["sleep", "1000"]:
-                running.append(process)
-    return running
-
-
 def test_capacity_and_memory_follow_the_machine():
     task = PoisonTask(Path(os.devnull))
     pool = PoolExecutor(task, config_with("evaluation.capacity=0").evaluation)
@@ -264,4 +253,4 @@ def test_poison_affects_only_its_row(tmp_path, log, pool, poison, status, error)
     assert [counts[name] for name in names] == [1] * 7
     # The last candidates of a job that lost its process are evaluated alone, then `max_attempts` counts.
     assert counts[poison] in ((1,) if status in (OK, FAILED) else (CONFIG.max_attempts, CONFIG.max_attempts + 1))
-    assert psutil.wait_procs(programs(), timeout=60)[1] == []
+    wait_until(lambda: not owner_of(pool).children(recursive=True), seconds=60)
