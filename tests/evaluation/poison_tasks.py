@@ -135,7 +135,7 @@ def patch_function() -> None:
 def use_threads() -> None:
     """Use the threads that a fork of a process with OpenMP would lack."""
     torch.set_num_threads(2)
-    torch.ones(700, 700) @ torch.ones(700, 700)
+    torch.matmul(torch.ones(700, 700), torch.ones(700, 700))
 
 
 def leak_files() -> None:

@@ -96,6 +96,8 @@ def own(settings: PoolSettings, main: Connection) -> NoReturn:
     signal.setitimer(signal.ITIMER_REAL, 0.0)  # from now on the connection shows the end of the main process
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write into all shared pages
     adopt_orphans()
     try:
         main.send((-1, MessageKind.READY, None))
@@ -136,8 +138,6 @@ def _loaded(settings: PoolSettings) -> GFNTask:
             f"task {name}: expected imports and a warm_up that start no threads and use no GPU, got {wrong}; start "
             "them in evaluate"
         )
-    gc.collect()
-    gc.freeze()  # a collection in a fork would write into all shared pages
     return task
 
 
