@@ -18,15 +18,17 @@ from gflownet.evaluation.candidates.sets import WeightFolder
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
-from gflownet.evaluation.job import EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
+from gflownet.evaluation.job import Deadlines, EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
 from gflownet.evaluation.store.claims import Claims, Store
 from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask, words_of
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1
-# Time between two looks at the deadlines of running jobs, seconds.
-_LIMIT_EVERY_S = 1.0
+# Time between two looks for slow jobs, seconds.
+_SLOW_EVERY_S = 1.0
+_SLOW_SHARE = 1 / 3  # of the measured deadline, after which a job is worth a line
+_DECAY = 0.9  # of the moving average of durations
 _HASH_LENGTH = 11  # of a candidate in a line, with its version, as in g1-
 # Jobs given to the executor per place, so that a process has its next job while the policy trains.
 _JOBS_PER_PLACE = 2
@@ -88,7 +90,8 @@ class Dispatcher(AsynchronousEvaluator):
         self._stopped = stopped
         self._tickets: dict[Identity, Ticket] = {}
         self._waiting: deque[Ticket] = deque()  # for a place in budget.evaluations
-        self._jobs = JobQueue(task, seed=seed, deadline=config.deadline)
+        self._jobs, self._deadlines = JobQueue(task, seed=seed), Deadlines(config.deadline)
+        self.mean_seconds = 0.0  # per evaluation, moving average; 0 before the first
         self._end: str | None = None  # reason of the end
         # Two evaluations of a cheap task cost less than one claim.
         claims = Claims(
@@ -99,7 +102,7 @@ class Dispatcher(AsynchronousEvaluator):
         self._last_look, self._look_pause = -math.inf, _SHORTEST_LOOK_S
         self._running: dict[Handle, list[Ticket]] = {}
         self._unwritten: list[EvaluationRecord] = []
-        self._last_write = self._last_limits = time.monotonic()
+        self._last_write = self._last_look_at_running = time.monotonic()
         self._lock = threading.RLock()
 
     def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
@@ -137,8 +140,8 @@ class Dispatcher(AsynchronousEvaluator):
                 self.flush()
                 raise
             num += sum(self._finish(handle) for handle in done)
-            if time.monotonic() - self._last_limits >= _LIMIT_EVERY_S:
-                self._limit_running()
+            if time.monotonic() - self._last_look_at_running >= _SLOW_EVERY_S:
+                self._warn_of_slow()
             if time.monotonic() - self._last_write >= _WRITE_AFTER_S:
                 self.flush()
             self._start_jobs()
@@ -181,11 +184,6 @@ class Dispatcher(AsynchronousEvaluator):
     def num_evaluated(self) -> int:
         """Return the number of evaluations of the run."""
         return self.budget.num_evaluated
-
-    @property
-    def mean_seconds(self) -> float:
-        """Return the moving average of the seconds per evaluation, 0 before the first."""
-        return self._jobs.mean_seconds
 
     @property
     def num_in_flight(self) -> int:
@@ -281,18 +279,16 @@ class Dispatcher(AsynchronousEvaluator):
     def _start_jobs(self) -> None:
         self._admit()
         while self._jobs and len(self._running) < _JOBS_PER_PLACE * self.executor.capacity:
-            if self._jobs.is_late and self._running:
-                return
-            if self._jobs.first.is_suspect:
+            if self._jobs[0].is_suspect:
                 if len(self._running) >= self.executor.capacity:
                     return  # if it ends this process too, it alone is to blame
                 self.flush()
                 if self._claims is not None:
-                    self._claims.start(self._jobs.first.request.identity)
+                    self._claims.start(self._jobs[0].request.identity)
             job, tickets = self._jobs.pop_job(self.executor.capacity)
             if self.weights is not None and None in (job.fidelity, job.schedule):  # no part of a training
                 job = replace(job, returns_weights=any(self.weights.keeps(each.request.repeat) for each in tickets))
-            deadline = self._jobs.deadline_of(tickets, num_running=self._num_running)
+            deadline = self._deadlines.of(tickets, num_running=self._num_running)
             self._running[self.executor.submit(job, deadline=deadline)] = tickets
 
     def _finish(self, handle: Handle) -> int:
@@ -308,27 +304,22 @@ class Dispatcher(AsynchronousEvaluator):
             self.evaluation_seconds += outcome.seconds
             if outcome.is_transient and ticket.attempts < self.config.max_attempts:
                 self.counts["num_retried"] += 1
-                is_late = outcome.status is EvaluationStatus.TIMEOUT
-                self._jobs.repeat_late(ticket) if is_late else self._jobs.repeat_alone([ticket])
+                self._jobs.repeat_alone([ticket])
                 continue
             self._record(ticket, outcome)
             finished += 1
         return finished
 
-    def _limit_running(self) -> None:
-        """Shorten the deadlines of running jobs to those that jobs get now, with a line for a slow candidate."""
-        self._last_limits = time.monotonic()
+    def _warn_of_slow(self) -> None:
+        """Log a line for each candidate that takes much longer than others."""
+        self._last_look_at_running = time.monotonic()
         for handle, tickets in self._running.items():
-            deadline = self._jobs.deadline_of(tickets, num_running=self._num_running)
-            if deadline is not None:
-                self.executor.shorten(handle, deadline)
-            slow = self._jobs.slow_after(tickets, num_running=self._num_running)
-            if handle.since is not None and (seconds := self._last_limits - handle.since) >= slow:
+            slow = _SLOW_SHARE * self._deadlines.measured(tickets, num_running=self._num_running)
+            if handle.since is not None and (seconds := self._last_look_at_running - handle.since) >= slow:
                 handle.since = None  # one line
                 name = tickets[0].request.candidate.canonical_hash()[:_HASH_LENGTH]
-                end = "never ended" if deadline is None else f"ended after {deadline:.3g} s"
                 words = f"candidate {name}" if len(tickets) == 1 else counted(len(tickets), "candidate")
-                _log.warning("%s: no result for %.3g s, unlike most; %s (evaluation.deadline)", words, seconds, end)
+                _log.warning("%s: no result for %.3g s, unlike most (evaluation.deadline)", words, seconds)
 
     @property
     def _num_running(self) -> int:
@@ -340,9 +331,9 @@ class Dispatcher(AsynchronousEvaluator):
         words = words_of(self.task, ticket.request.candidate) if is_scored else ""
         record = record_of(ticket, outcome, run=self.run, floor_score=self.config.floor_score, words=words)
         if outcome.status is not EvaluationStatus.REFUSED:
-            self._jobs.measure(outcome.seconds)
+            self.mean_seconds = _DECAY * (self.mean_seconds or outcome.seconds) + (1 - _DECAY) * outcome.seconds
         if outcome.status is EvaluationStatus.OK:
-            self._jobs.deadlines.add(ticket.request.fidelity, outcome.seconds)
+            self._deadlines.add(ticket.request.fidelity, outcome.seconds)
         record = ticket.record = self.judge(record)
         if self.weights is not None and outcome.weights is not None:
             self.weights.add(record, outcome.weights)

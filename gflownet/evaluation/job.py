@@ -35,7 +35,6 @@ class Job:
     saves_training: bool = False  # return the training after it, weights included
     tests: bool = False  # measure the test score too
     returns_weights: bool = False
-    needs_new_process: bool = False  # after an attempt that failed: nothing of earlier candidates is left
 
     def __post_init__(self) -> None:
         assert len(self.seeds) == len(self.candidates) > 0
@@ -151,19 +150,15 @@ def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float,
     )
 
 
-# Candidates below this duration, seconds, share a job even if the task does not train them together.
-SHORT_S = 0.02
-_DECAY = 0.9  # of the moving average of durations
-# Deadline of a candidate in medians of finished ones, and the shortest; a third of it is worth a line.
+# Deadline of a candidate in medians of finished ones, and the shortest.
 _MEDIANS, _SHORTEST_S = 30, 30.0
-_SLOW_SHARE = 1 / 3
 
 
 class Deadlines:
-    """Time limits of candidates: that of the config, or a shorter one where most candidates were faster by far."""
+    """Time limits of jobs: that of the config, or a shorter one where most candidates were faster by far."""
 
     def __init__(self, longest: float | None) -> None:
-        """Take the limit in seconds; None: no candidate has one."""
+        """Take the limit per candidate in seconds; None: no candidate has one."""
         self._longest = longest
         self._seconds: dict[int | None, list[float]] = {}  # of successful evaluations by fidelity, sorted
 
@@ -171,97 +166,39 @@ class Deadlines:
         """Add the duration of a successful evaluation."""
         insort(self._seconds.setdefault(fidelity, []), seconds)
 
-    def median(self, fidelity: int | None, *, num_running: int) -> float:
-        """Return the median duration of finished and running evaluations, which are longer; inf if it is one of these.
+    def measured(self, tickets: Sequence[Ticket], *, num_running: int = 0) -> float:
+        """Return the seconds in which a job has its next outcome unless it is far slower than most; inf: unknown.
 
-        Running ones count because the first ones to finish are fast.
+        Running evaluations count as longer than finished ones, because the first ones to finish are fast. All
+        candidates of a job may have their outcomes at the same time.
         """
-        seconds = self._seconds.get(fidelity, [])
+        seconds = self._seconds.get(tickets[0].request.fidelity, [])
         place = (len(seconds) + num_running - 1) // 2
-        return seconds[place] if 0 <= place < len(seconds) else math.inf
+        median = seconds[place] if 0 <= place < len(seconds) else math.inf
+        return len(tickets) * max(_SHORTEST_S, _MEDIANS * median)
 
-    def of(self, fidelity: int | None, *, num_running: int = 0) -> float | None:
-        """Return the seconds of a candidate; None: no limit."""
-        median = self.median(fidelity, num_running=num_running)
-        return None if self._longest is None else min(self._longest, max(_SHORTEST_S, _MEDIANS * median))
-
-    def slow(self, fidelity: int | None, *, num_running: int) -> float:
-        """Return the seconds after which a candidate is worth a line; inf without a median."""
-        return max(_SHORTEST_S, _MEDIANS * self.median(fidelity, num_running=num_running)) * _SLOW_SHARE
+    def of(self, tickets: Sequence[Ticket], *, num_running: int = 0) -> float | None:
+        """Return the seconds until the next outcome of a job; None: no limit."""
+        measured = self.measured(tickets, num_running=num_running)
+        return None if self._longest is None else min(len(tickets) * self._longest, measured)
 
 
-class JobQueue:
+class JobQueue(deque[Ticket]):
     """Queued evaluations in order. Tasks that train candidates together get one job per place."""
 
-    def __init__(self, task: GFNTask, *, seed: int, deadline: float | None) -> None:
+    def __init__(self, task: GFNTask, *, seed: int) -> None:
         """Start empty."""
-        self._seed, self.deadlines = seed, Deadlines(deadline)
+        super().__init__()
+        self._seed = seed
         self._trains_together = type(task).evaluate_many is not GFNTask.evaluate_many
         self._trains_seeds = task.trains_seeds_together
-        self._tickets: deque[Ticket] = deque()
-        self._late: deque[Ticket] = deque()  # each alone, after all others
-        self._mean_seconds = math.inf  # of a candidate, moving average
-
-    def __len__(self) -> int:
-        """Return the number of queued evaluations."""
-        return len(self._tickets) + len(self._late)
-
-    @property
-    def first(self) -> Ticket:
-        """Return the next evaluation."""
-        return (self._tickets or self._late)[0]
-
-    @property
-    def is_late(self) -> bool:
-        """Return whether the next evaluation waits until no other one is queued or running."""
-        return not self._tickets and bool(self._late)
-
-    @property
-    def mean_seconds(self) -> float:
-        """Return the moving average of the seconds per evaluation, 0 before the first."""
-        return self._mean_seconds if math.isfinite(self._mean_seconds) else 0.0
-
-    def measure(self, seconds: float) -> None:
-        """Add the duration of an evaluation to the moving average."""
-        known = self._mean_seconds if math.isfinite(self._mean_seconds) else seconds
-        self._mean_seconds = _DECAY * known + (1 - _DECAY) * seconds
-
-    def extend(self, tickets: Iterable[Ticket]) -> None:
-        """Append evaluations."""
-        self._tickets.extend(tickets)
 
     def repeat_alone(self, tickets: Iterable[Ticket], *, first: bool = False) -> None:
         """Queue evaluations of a lost or failed job again, each in a separate job, at the end or before all others."""
         again = list(tickets)
         for ticket in again:
             ticket.is_alone = True
-        if first:
-            self._tickets.extendleft(reversed(again))
-        else:
-            self._tickets.extend(again)
-
-    def repeat_late(self, ticket: Ticket) -> None:
-        """Queue an evaluation that has exceeded its deadline again: other ones may have slowed it down."""
-        ticket.is_alone = True
-        self._late.append(ticket)
-
-    def clear(self) -> None:
-        """Forget all queued evaluations."""
-        self._tickets.clear()
-        self._late.clear()
-
-    def deadline_of(self, tickets: Sequence[Ticket], *, num_running: int = 0) -> float | None:
-        """Return the seconds until the next outcome of a job; None: no limit."""
-        deadline = self.deadlines.of(tickets[0].request.fidelity, num_running=num_running)
-        return None if deadline is None else deadline * self._num_at_once(tickets)
-
-    def slow_after(self, tickets: Sequence[Ticket], *, num_running: int) -> float:
-        """Return the seconds without an outcome after which a job is worth a line; inf without finished ones."""
-        return self._num_at_once(tickets) * self.deadlines.slow(tickets[0].request.fidelity, num_running=num_running)
-
-    def _num_at_once(self, tickets: Sequence[Ticket]) -> int:
-        """Return the number of candidates of a job that have their outcomes at the same time."""
-        return len(tickets) if self._trains_together or self._trains_seeds else 1
+        self.extendleft(reversed(again)) if first else self.extend(again)
 
     def pop_job(self, num_places: int) -> tuple[Job, list[Ticket]]:
         """Remove the next group, and return its job with the tickets."""
@@ -277,23 +214,21 @@ class JobQueue:
             saves_training=any(request.saves_training for request in requests),
             tests=first.tests,
             split=first.split,
-            needs_new_process=tickets[0].attempts > 0,
         )
         return job, tickets
 
     def _pop_group(self, num_places: int) -> list[Ticket]:
         """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
-        first = (self._tickets or self._late).popleft()
+        first = self.popleft()
         tickets = [first]
-        is_group = self._trains_together or self._mean_seconds <= SHORT_S
-        if first.is_alone or not (is_group or self._trains_seeds):
+        if first.is_alone or not (self._trains_together or self._trains_seeds):
             return tickets
-        may_share = self._may_share if is_group else self._are_seeds
+        may_share = self._may_share if self._trains_together else self._are_seeds
         # Seeds that train together round differently: neither places nor other evaluations may change their number.
-        num_places = num_places if is_group else 1
-        size = math.ceil((1 + sum(may_share(first, ticket) for ticket in self._tickets)) / num_places)
-        while self._tickets and len(tickets) < size and may_share(first, self._tickets[0]):
-            tickets.append(self._tickets.popleft())
+        num_places = num_places if self._trains_together else 1
+        size = math.ceil((1 + sum(may_share(first, ticket) for ticket in self)) / num_places)
+        while self and len(tickets) < size and may_share(first, self[0]):
+            tickets.append(self.popleft())
         return tickets
 
     def _may_share(self, first: Ticket, second: Ticket) -> bool:

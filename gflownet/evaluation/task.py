@@ -175,17 +175,17 @@ class GFNTask(Configurable, ABC):
     def to_device(self, device: torch.device) -> None:
         """Train and measure candidates on a device from now on: `self.device`. Overridden to move the data there.
 
-        Called in a worker process before `warm_up`; never in the main process, which may have no context of the device.
+        Called in a process of a pool before `warm_up`; never in the main process, which may have no context of it.
         Tasks that override it train on the GPUs, where there are any, with evaluation.device=auto. Scores, saved
         trainings and weights are returned on the CPU.
         """
         self.device = device
 
     def warm_up(self) -> None:
-        """Load the state that evaluations of a process share, such as data in a `cached_property`.
+        """Load the state that evaluations share, such as data in a `cached_property`, before a deadline starts.
 
-        Called in each worker process of a pool before its first candidate, whose deadline starts afterwards. Elsewhere
-        it may not be called: `evaluate` works without it.
+        Called once in the owner of a pool on cores, where it may not start threads; with a GPU in each process.
+        Elsewhere it may not be called: `evaluate` works without it.
         """
 
     @abstractmethod

@@ -179,19 +179,16 @@ def test_changed_global_state_reaches_no_other_candidate(executors, executor):
         finished(executor, [stub_job("set_default_dtype", "a")])[0],
         finished(executor, [stub_job("a")])[0],
     )
-    for outcome in (in_next_job, clean, *([] if executor.isolates else [second])):
+    for outcome in (in_next_job, clean, second):
         assert [score_of(outcome).metrics[name] for name in ("item_size", "has_low_precision")] == [4, 0]
 
 
+@pytest.mark.parametrize("name", [pytest.param("ray", marks=pytest.mark.slow), "pool"])
 @pytest.mark.parametrize("poison", ["patch_class", "patch_function", "change_everything"])
-def test_candidate_that_changes_its_process_ends_it(isolated, poison):
-    handle = isolated.submit(stub_job("a", poison, "b"), deadline=60)
-    wait_for_all(isolated, [handle])
-    outcomes = outcomes_of(handle)
-    assert handle.num_finished == 2, "b is evaluated alone"
-    assert "another candidate of its job has changed " in (outcomes[2].error or "")
-    for outcome in (outcomes[0], *finished(isolated, [stub_job("b")])[0]):
+def test_changed_process_reaches_no_other_job_on_a_core(executors, name, poison):
+    for (outcome,) in finished(executors[name], [stub_job(poison), *(stub_job(f"a {i}") for i in range(3))])[1:]:
         assert (outcome.status, score_of(outcome).value) == (OK, 0.5)
+        assert [score_of(outcome).metrics[name] for name in ("poison", "path", "is_at_root")] == [0, 1, 0]
 
 
 def test_base_exception_crashes_only_its_candidate(executor):

@@ -132,6 +132,12 @@ def patch_function() -> None:
     setattr(execution, "outcome_of", lambda *_: Outcome(EvaluationStatus.FAILED, 0.0, error="patched"))  # noqa: B010
 
 
+def use_threads() -> None:
+    """Use the threads that a fork of a process with OpenMP would lack."""
+    torch.set_num_threads(2)
+    torch.matmul(torch.ones(700, 700), torch.ones(700, 700))
+
+
 def leak_files() -> None:
     for _ in range(100):
         os.open(os.devnull, os.O_RDONLY)
@@ -169,7 +175,6 @@ def raise_base() -> None:
     raise UnknownBaseError("not an Exception")
 
 
-KEPT: list[torch.Tensor] = []
 POISONS = {
     function.__name__: function
     for function in (
@@ -189,6 +194,7 @@ POISONS = {
         change_everything,
         patch_class,
         patch_function,
+        use_threads,
         leak_files,
         leak_thread,
         close_all_files,
@@ -217,8 +223,6 @@ class PoisonTask(GFNTask):
             log.write(f"{graph.key}\n")
         if graph.key in POISONS:
             POISONS[graph.key]()
-        if graph.key.startswith("keep "):
-            KEPT.append(torch.empty(10**8, dtype=torch.uint8))
         if graph.key.startswith("sleep "):
             time.sleep(float(graph.key.split()[1]))
         return Score(0.5, metrics={"noise": float(torch.rand(())), **global_state()})

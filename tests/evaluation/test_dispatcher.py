@@ -8,7 +8,6 @@ import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation import dispatcher as dispatcher_module
-from gflownet.evaluation import job
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.job import EvaluationStatus, Request
@@ -158,7 +157,6 @@ class LooksIntoTheStore(StubTask):
 )
 def test_records_are_written_when_they_are_worth_a_write(tmp_path, monkeypatch, write_after, seen, writes):
     monkeypatch.setattr(dispatcher_module, "_WRITE_AFTER_S", write_after)
-    monkeypatch.setattr(job, "SHORT_S", 0.0)  # one candidate per job
     with CountingStore(tmp_path / "store.sqlite") as store:
         store.writes = []
         task = LooksIntoTheStore(store)

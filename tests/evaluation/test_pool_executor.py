@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,20 +21,21 @@ from gflownet.evaluation import dispatcher as dispatcher_module
 from gflownet.evaluation import job as job_module
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Handle
-from gflownet.evaluation.executors.devices import CORE
+from gflownet.evaluation.executors.devices import CORE, Slot
 from gflownet.evaluation.executors.machine import memory, num_cores, num_kills_without_memory
 from gflownet.evaluation.executors.owner import _Loader, _names_optimisers
 from gflownet.evaluation.executors.pool import PickledTask, PoolExecutor
-from gflownet.evaluation.executors.process_state import ProcessState
-from gflownet.evaluation.executors.worker import MessageKind, _prepare
+from gflownet.evaluation.executors.worker import MessageKind, PoolSettings, _prepare
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.store.fingerprint import project_modules
 from gflownet.graphs.assignment import Assignment
 from tasks.choices import ChoicesTask, ChoicesTaskConfig
 from tests.evaluation.candidates import StubCandidate, config_with
+from tests.evaluation.fake_devices import FakeDevices
 from tests.evaluation.poison_tasks import PoisonTask
 from tests.evaluation.warm_task import WarmTask
+from tests.test_trainer import wait_until
 
 OK, FAILED, CRASHED = EvaluationStatus.OK, EvaluationStatus.FAILED, EvaluationStatus.CRASHED
 TIMEOUT, OUT_OF_MEMORY = EvaluationStatus.TIMEOUT, EvaluationStatus.OUT_OF_MEMORY
@@ -87,16 +87,10 @@ def kill(processes: list[psutil.Process]) -> None:
         time.sleep(0.01)
 
 
-def test_worker_killed_between_jobs_is_replaced(pool):
-    assert status_of(pool, submit(pool, "good")) is EvaluationStatus.OK
-    kill(owner_of(pool).children())
-    handles = [submit(pool, f"good {number}") for number in range(4)]
-    assert {status_of(pool, handle) for handle in handles} == {EvaluationStatus.OK}
-
-
-def test_killed_worker_loses_only_its_job(pool):
+def test_killed_worker_loses_only_its_job(pool, log):
+    log.write_text("")
     handles = [submit(pool, f"sleep 0.5 {number}") for number in range(4)]
-    pool.wait(handles, timeout=0.2)
+    wait_until(lambda: "sleep" in log.read_text(), seconds=60)
     kill(owner_of(pool).children()[:1])
     assert sorted(status_of(pool, handle) for handle in handles) == [CRASHED, OK, OK, OK]
     errors = {handle.outcomes[0].error for handle in handles if handle.outcomes}
@@ -113,6 +107,7 @@ def test_killed_owner_loses_no_job(pool):
 
 @pytest.mark.slow
 def test_killed_owner_loses_the_job_of_its_killer(pool):
+    pool.start()
     kill([owner_of(pool)])  # between two jobs
     handles = [submit(pool, key) for key in ("good 1", "kill_owner", "good 2")]
     assert [status_of(pool, handle) for handle in handles] == [OK, CRASHED, OK]
@@ -121,53 +116,22 @@ def test_killed_owner_loses_the_job_of_its_killer(pool):
 
 
 def test_endless_candidate_is_ended_early_and_tried_again_at_the_end(tmp_path, log, pool, monkeypatch, caplog):
-    """Of one second and not of 600, because the others are fast."""
-    monkeypatch.setattr(job_module, "_SHORTEST_S", 1.0)
-    monkeypatch.setattr(dispatcher_module, "_LIMIT_EVERY_S", 0.05)
+    """Of one second and not of 600, because the others were fast."""
+    for name in ("_SHORTEST_S", "_MEDIANS"):
+        monkeypatch.setattr(job_module, name, 1.0)
+    monkeypatch.setattr(dispatcher_module, "_SLOW_EVERY_S", 0.05)
     log.write_text("")
-    names = ["spin", *(f"good {number}" for number in range(6)), "sleep 0.01"]
+    names = [f"good {number}" for number in range(6)]
     config = config_with("evaluation.deadline=600").evaluation
     with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
         dispatcher = Dispatcher(PoisonTask(log), store, pool, config=config, seed=1)
-        spinning, *others = dispatcher.evaluate([StubCandidate(name) for name in names], step=1)
-    assert ({each.status for each in others}, spinning.status) == ({OK}, TIMEOUT)
+        first = dispatcher.evaluate([StubCandidate(name) for name in names[:3]], step=1)
+        spinning, *others = dispatcher.evaluate([StubCandidate(name) for name in ("spin", *names[3:])], step=2)
+    assert ({each.status for each in (*first, *others)}, spinning.status) == ({OK}, TIMEOUT)
     assert spinning.error == "expected a result within 1 s"
-    assert Counter(log.read_text().splitlines()) == Counter([*names, "spin"])
+    assert Counter(log.read_text().splitlines()) == Counter([*names, "spin", "spin"])
     assert log.read_text().splitlines()[-1] == "spin"
-    lines = [line for line in caplog.messages if "no result for" in line]
-    assert len(lines) == 2
-    assert lines[0].endswith("s, unlike most; ended after 1 s (evaluation.deadline)")
-
-
-def test_repeated_candidate_has_a_new_process(pool):
-    assert [status_of(pool, submit(pool, name)) for name in ("good", "good 1")] == [OK, OK]
-    before = {process.pid for process in owner_of(pool).children()}
-    job = Job((StubCandidate("good 2"),), (1,), needs_new_process=True)
-    assert status_of(pool, pool.submit(job, deadline=60)) is OK
-    after = {process.pid for process in owner_of(pool).children()}
-    assert len(after) == len(before)
-    assert len(after - before) == 1
-
-
-@pytest.mark.slow
-def test_memory_of_earlier_candidates_is_not_charged_to_later_ones(tmp_path, log):
-    """Each candidate leaves 100 MB: the process is replaced before the limit ends one of them."""
-    options = ("evaluation.capacity=1", "evaluation.max_attempts=1", "evaluation.memory_limit=1.2")
-    config = config_with(*options).evaluation
-    with PoolExecutor(PoisonTask(log), config) as pool, EvaluationStore(tmp_path / "evaluations.sqlite") as store:
-        dispatcher = Dispatcher(PoisonTask(log), store, pool, config=config, seed=1)
-        statuses = [dispatcher.evaluate([StubCandidate(f"keep {k}")], step=k)[0].status for k in range(14)]
-        assert statuses == [OK] * 14
-
-
-def programs() -> list[psutil.Process]:
-    """Return the running programs that `start_program` has started."""
-    running = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if process.cmdline() == ["sleep", "1000"]:
-                running.append(process)
-    return running
+    assert [line.endswith("s, unlike most (evaluation.deadline)") for line in caplog.messages] == [True, True]
 
 
 def test_capacity_and_memory_follow_the_machine():
@@ -210,11 +174,8 @@ def test_modules_of_a_function_of_the_task_are_searched_for_optimisers():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [WarmTask, choices_task])
-def test_task_is_warm_and_keeps_its_process(make):
-    """Row 98: the first optimiser, torch's loaders and scikit-learn change the process, but cost none."""
+def test_task_is_warm_in_the_process_of_each_job(make):
     with PoolExecutor(make(), config_with("evaluation.capacity=1").evaluation) as pool:
-        lines, processes = list[str](), set[int]()
-        pool.notify = lines.append
         for number in range(3):
             candidate = Assignment.of({"width": number}) if make is choices_task else StubCandidate(f"any {number}")
             handle = pool.submit(Job((candidate,), (number,)), deadline=60)
@@ -222,34 +183,29 @@ def test_task_is_warm_and_keeps_its_process(make):
             assert handle.outcomes is not None
             assert handle.outcomes[0].score is not None
             assert handle.outcomes[0].score.value == 1.0
-            processes |= {process.pid for process in owner_of(pool).children()}
-    assert (len(processes), lines) == (1, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "value", "changed"),
+    ("options", "reason"),
     [
-        ("TORCHINDUCTOR_CACHE_DIR", "/tmp/a", ""),  # row 98
-        ("POISON", "1", "os.environ['POISON']"),
-        ("PATH", None, "os.environ['PATH']"),
-        ("PATH", "/poison", "os.environ['PATH']"),
+        ({"fails": True}, r"^WarmTask.warm_up: FileNotFoundError: no data \(warm_task.py:\d+\)$"),
+        ({"starts_thread": True}, "^task WarmTask: expected imports and a warm_up that start no .*, got lasting;"),
     ],
 )
-def test_change_of_the_environment_is_named_unless_it_is_of_torch(monkeypatch, name, value, changed):
-    state = ProcessState()
-    monkeypatch.delenv(name, raising=False)
-    if value is not None:
-        monkeypatch.setenv(name, value)
-    assert state.changed() == changed
+def test_warm_up_that_fails_or_starts_a_thread_is_a_user_error(options, reason):
+    with PoolExecutor(WarmTask(**options), CONFIG) as pool, pytest.raises(UserError, match=reason):
+        status_of(pool, submit(pool, "any"))
 
 
-def test_worker_warms_its_task_up_before_it_is_ready():
+def test_worker_of_a_device_warms_its_task_up_before_it_is_ready():
     ours, theirs = multiprocessing.Pipe()
+    slots = Slot("cuda:0"), CORE
+    assert [PoolSettings(b"", "", 0, slots[k:], FakeDevices()).warms_up_once for k in (0, 1)] == [False, True]
     task = WarmTask()
-    assert _prepare(task, None, CORE, theirs)
+    assert _prepare(task, FakeDevices(), slots[0], theirs)
     assert "data" in vars(task)
-    assert ours.recv() == (MessageKind.READY, None)
-    assert not _prepare(WarmTask(fails=True), None, CORE, theirs)
+    assert not _prepare(WarmTask(fails=True), FakeDevices(), slots[0], theirs)
     kind, reason = ours.recv()
     assert kind is MessageKind.REFUSED
     assert reason.startswith("WarmTask.warm_up: FileNotFoundError: no data (warm_task.py:")
@@ -269,6 +225,7 @@ def test_worker_warms_its_task_up_before_it_is_ready():
         ("print_much", OK, None),
         ("change_everything", OK, None),
         ("leak_files", OK, None),
+        ("use_threads", OK, None),
         pytest.param("leak_thread", OK, None, marks=SLOW),
         ("close_all_files", CRASHED, "its process "),
         pytest.param("write_into_all_files", CRASHED, "its process was killed by SIGKILL", marks=SLOW),
@@ -296,4 +253,4 @@ def test_poison_affects_only_its_row(tmp_path, log, pool, poison, status, error)
     assert [counts[name] for name in names] == [1] * 7
     # The last candidates of a job that lost its process are evaluated alone, then `max_attempts` counts.
     assert counts[poison] in ((1,) if status in (OK, FAILED) else (CONFIG.max_attempts, CONFIG.max_attempts + 1))
-    assert psutil.wait_procs(programs(), timeout=60)[1] == []
+    wait_until(lambda: not owner_of(pool).children(recursive=True), seconds=60)

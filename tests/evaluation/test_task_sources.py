@@ -90,7 +90,7 @@ def test_threads_of_imported_modules_are_refused(task):
     thread = threading.Thread(target=is_over.wait, name="of a module")
     thread.start()
     try:
-        with pytest.raises(UserError, match=r"^task EditedTask: expected imports that start no threads .*, got of a m"):
+        with pytest.raises(UserError, match=r"^task EditedTask: expected imports and a warm_up .*, got of a m"):
             load(PickledTask.of(task))
     finally:
         is_over.set()

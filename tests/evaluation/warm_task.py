@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from functools import cached_property
 from typing import Any, cast
 
@@ -21,9 +22,9 @@ class WarmTask(GFNTask):
     input_sizes = (1,)
     output_sizes = (1,)
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: bool = False, starts_thread: bool = False) -> None:
         super().__init__(cast(Any, config_with()))
-        self.fails = fails
+        self.fails, self.starts_thread = fails, starts_thread
 
     @cached_property
     def data(self) -> list[float]:
@@ -33,6 +34,8 @@ class WarmTask(GFNTask):
 
     def warm_up(self) -> None:
         self.data  # noqa: B018, loads it
+        if self.starts_thread:
+            threading.Thread(target=threading.Event().wait, name="lasting", daemon=True).start()
 
     def evaluate(self, graph: StubCandidate, *, seed: int) -> Score:
         return Score(0.5 * ("data" in vars(self)) + 0.5 * ("torch._dynamo" in sys.modules))

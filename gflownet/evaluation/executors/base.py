@@ -22,6 +22,7 @@ class Handle:
     job: Job
     outcomes: tuple[Outcome, ...] | None = None  # one per candidate; None while it runs
     num_finished: int = 0  # candidates that were done, from the first on; the others share the reason, as outcomes
+    finished: list[Outcome] = field(default_factory=list)  # so far, of a job in another process
     since: float | None = None  # monotonic time of its start or its last outcome; None: unknown, or it waits
     backend: Any = field(default=None, repr=False)  # of the executor
 
@@ -61,9 +62,6 @@ class Executor(Closing, ABC):
     @abstractmethod
     def wait(self, handles: Collection[Handle], *, timeout: float | None) -> list[Handle]:
         """Return the done ones of these handles, as soon as there is one or the timeout (seconds) is over."""
-
-    def shorten(self, handle: Handle, deadline: float) -> None:
-        """Lower the deadline of a job. No effect on a done job, and where jobs are out of reach, as on Ray."""
 
     @abstractmethod
     def cancel(self, handle: Handle) -> None:

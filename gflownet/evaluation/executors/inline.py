@@ -7,7 +7,7 @@ from collections.abc import Collection
 from gflownet.cli.interrupts import Interruption
 from gflownet.evaluation.execution import attempt
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
-from gflownet.evaluation.executors.process_state import TorchState
+from gflownet.evaluation.executors.torch_state import TorchState
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.task import GFNTask
 

@@ -1,10 +1,12 @@
-"""The owner of a pool's workers: a process that loads the task once, forks workers, and ends them at their limits.
+"""The owner of a pool's workers: a process that loads the task once, forks a worker per job on a core and a lasting one
+per slot of a device, and ends them at their limits.
 
 No candidate runs in it, so it survives every end of a worker; it adopts and ends what candidates leave behind.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import math
@@ -26,6 +28,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import numpy.random  # noqa: F401, otherwise imported by every fork: 12 ms
 import threadpoolctl
 import torch
 
@@ -44,7 +47,7 @@ from gflownet.evaluation.job import EvaluationStatus, Outcome
 from gflownet.evaluation.store.fingerprint import code_digest, modules_of, project_modules
 from gflownet.evaluation.task import GFNTask
 
-# Time for a worker to be ready, seconds; it is not part of a deadline.
+# Time for a worker to be ready, or to end after its job, seconds; it is not part of a deadline.
 START_LIMIT_S = 120.0
 # Processes in a row that may end, or lose their device, before they are ready.
 MAX_LOST_STARTS = 3
@@ -64,9 +67,8 @@ class Order(NamedTuple):
     """A job for the pool, or the end of one."""
 
     number: int
-    job: bytes | None  # pickled; None: end the job of this number, or shorten its deadline if there is one
+    job: bytes | None  # pickled; None: end the job of this number
     deadline: float | None = None  # seconds per outcome
-    needs_new_process: bool = False
 
 
 class _Loader(pickle.Unpickler):
@@ -94,6 +96,8 @@ def own(settings: PoolSettings, main: Connection) -> NoReturn:
     signal.setitimer(signal.ITIMER_REAL, 0.0)  # from now on the connection shows the end of the main process
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write into all shared pages
     adopt_orphans()
     try:
         main.send((-1, MessageKind.READY, None))
@@ -111,7 +115,7 @@ def _loaded(settings: PoolSettings) -> GFNTask:
     """Return the task, ready to be copied by forks.
 
     Raises:
-        UserError: its code is not that of the main process, or its modules start threads or use a GPU.
+        UserError: its code is not that of the main process, or it starts threads or uses a GPU, which a fork lacks.
     """
     loader = _Loader(io.BytesIO(settings.task))
     task = loader.load()
@@ -121,11 +125,19 @@ def _loaded(settings: PoolSettings) -> GFNTask:
         raise UserError(f"the code of task {name} changed during the run; resume=true scores with the new code")
     if _names_optimisers(modules | project_modules(filter(_is_of_user, loader.modules))):  # also of held functions
         importlib.import_module(_OPTIMISER_MODULE)
-    if threading.active_count() > 1 or torch.cuda.is_initialized():
-        wrong = "CUDA in use" if torch.cuda.is_initialized() else threading.enumerate()[-1].name
-        raise UserError(f"task {name}: expected imports that start no threads and use no GPU, got {wrong}; see warm_up")
     threadpoolctl.threadpool_limits(1)
     torch.set_num_threads(1)
+    if settings.warms_up_once:
+        try:
+            task.warm_up()
+        except Exception as error:
+            raise UserError(f"{name}.warm_up: {describe(error)}") from None
+    if threading.active_count() > 1 or torch.cuda.is_initialized():
+        wrong = "CUDA in use" if torch.cuda.is_initialized() else threading.enumerate()[-1].name
+        raise UserError(
+            f"task {name}: expected imports and a warm_up that start no threads and use no GPU, got {wrong}; start "
+            "them in evaluate"
+        )
     return task
 
 
@@ -146,14 +158,14 @@ def end_of(code: int) -> str:
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker process: it starts or runs its job, or waits for one."""
+    """A worker process: it starts, runs its job or ends; on a device, it may wait for another one."""
 
     slot: int
     pid: int
     connection: Connection
     output: int
     job: Order | None
-    is_ready: bool = False
+    is_ready: bool = False  # for a job, or runs it
     start: float = field(default_factory=time.monotonic)  # of the process, then of the job
     end: float = field(default_factory=lambda: time.monotonic() + START_LIMIT_S)  # of its time for the next message
     tail: bytes = b""
@@ -161,7 +173,7 @@ class _Worker:
 
     def begin(self, job: Order) -> None:
         """Send a job."""
-        while self.read_output():  # of the previous job
+        while self.read_output():  # of an earlier job
             pass
         self.is_ready, self.job, self.start, self.tail = True, job, time.monotonic(), b""
         self.num_kills = num_kills_without_memory()
@@ -218,35 +230,16 @@ class Owner:
         if order.job is not None:
             self._jobs.append(order)
             return
-        if order.deadline is not None:
-            self._shorten(order.number, order.deadline)
-            return
         self._jobs = deque(each for each in self._jobs if each.number != order.number)
         for worker in list(self._workers):
             if worker.job is not None and worker.job.number == order.number:
                 self._end(worker)
 
-    def _shorten(self, number: int, deadline: float) -> None:
-        for place, job in enumerate(self._jobs):
-            if job.number == number:
-                self._jobs[place] = job._replace(deadline=deadline)
-        for worker in self._workers:
-            job = worker.job
-            if job is not None and job.number == number and job.deadline is not None:
-                worker.job = job._replace(deadline=deadline)
-                worker.end -= job.deadline - deadline if worker.is_ready else 0.0
-
     def _give_jobs(self) -> None:
         """Give waiting jobs to idle workers, then to new ones on free slots."""
-        for worker in list(self._workers):
-            if not self._jobs or worker.job is not None:
-                continue
-            job = self._jobs.popleft()
-            if job.needs_new_process:
-                self._end(worker)
-                self._start(worker.slot, job)
-            else:
-                self._begin(worker, job)
+        for worker in self._workers:
+            if self._jobs and worker.is_ready and worker.job is None:
+                self._begin(worker, self._jobs.popleft())
         used = self._lost_slots | {worker.slot for worker in self._workers}
         for slot in range(len(self._settings.slots)):
             if self._jobs and slot not in used:
@@ -286,19 +279,22 @@ class Owner:
                 kind, content = worker.connection.recv()
             except Exception:  # it has ended, or a candidate has written into the connection
                 return self._lose(worker)
-            job = worker.job
-            assert job is not None
             if kind is MessageKind.READY:
                 self._lost_starts[worker.slot] = 0
-                self._begin(worker, job)
+                if worker.job is None:
+                    worker.is_ready, worker.end = True, math.inf
+                else:
+                    self._begin(worker, worker.job)
+            elif worker.job is None:  # a candidate has written into the connection
+                return self._lose(worker)
             elif kind is MessageKind.DEVICE_LOST:
                 self._lose_device(worker, content)
             else:
-                self._main.send((job.number, kind, content))
+                self._main.send((worker.job.number, kind, content))
                 if kind is MessageKind.OUTCOME:
                     worker.renew()
-                elif kind is MessageKind.DONE and not content.is_leaving:
-                    worker.job, worker.end = None, math.inf
+                elif kind is MessageKind.DONE:
+                    worker.job, worker.is_ready, worker.end = None, False, time.monotonic() + START_LIMIT_S
                 else:
                     self._end(worker)
         return None
@@ -311,13 +307,9 @@ class Owner:
             if worker in self._workers:
                 self._lose(worker)
         elif time.monotonic() >= worker.end:
-            assert worker.job is not None
-            seconds = worker.job.deadline if worker.is_ready else START_LIMIT_S
+            seconds = worker.job.deadline if worker.job is not None and worker.is_ready else START_LIMIT_S
             self._lose(worker, EvaluationStatus.TIMEOUT, f"expected a result within {seconds:g} s")
-        elif (
-            self._settings.slots[worker.slot].is_accelerator
-            and (size := memory_of(worker.pid, counts_pages=True)) > limit
-        ):
+        elif self._settings.slots[worker.slot].is_accelerator and (size := memory_of(worker.pid)) > limit:
             text = f"expected at most {limit / 1e9:.3g} GB of memory, got {size / 1e9:.3g} GB"
             self._lose(worker, EvaluationStatus.OUT_OF_MEMORY, text)
 
@@ -326,7 +318,8 @@ class Owner:
         os.kill(worker.pid, signal.SIGKILL)  # no effect if it has ended
         _, status = os.waitpid(worker.pid, 0)
         self._workers.remove(worker)
-        end_descendants(spared=[each.pid for each in self._workers])
+        if status or worker.job is not None:  # else it has ended them
+            end_descendants(spared=[each.pid for each in self._workers])
         while worker.read_output():
             pass
         worker.connection.close()
@@ -336,7 +329,7 @@ class Owner:
     def _lose(self, worker: _Worker, status: EvaluationStatus | None = None, text: str = "") -> None:
         """End a worker that has ended, or is over a limit, and report it; without a status, by its last output."""
         code = self._end(worker)
-        if worker.job is None:  # between two jobs, for example killed by a user
+        if worker.job is None:  # after its last job, or killed between two
             return
         if status is None:
             tail, text = worker.tail.decode(errors="replace"), end_of(code)

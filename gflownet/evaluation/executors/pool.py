@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
@@ -35,12 +35,15 @@ from gflownet.evaluation.store.fingerprint import source_digest
 from gflownet.evaluation.task import GFNTask
 
 _ADVICE = "move it to a module that other processes can import, or set evaluation.executor=inline"
-# One thread per process; the libraries read these when they are loaded. torch.cuda.is_available makes no context.
+# One thread per process; libraries read these when they are loaded. torch.cuda.is_available makes no context.
 _ENVIRONMENT = {
     "KMP_DUPLICATE_LIB_OK": "True",  # both are set by scikit-learn, which references import
     "KMP_INIT_AT_FORK": "FALSE",
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Freed memory stays in the process: else each new one returns it to the system, until it knows what it needs.
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
 # The owner's program. Its imports take seconds, in which a timer notices the end of the main process; a parent-death
 # signal would be sent at the end of the thread that has started it.
@@ -149,20 +152,12 @@ def _read(connection: Connection, replies: SimpleQueue[tuple[int, MessageKind, A
     replies.put(None)
 
 
-@dataclass
-class _Submission:
-    """A job of the pool."""
-
-    order: Order
-    finished: list[Outcome] = field(default_factory=list)
-
-
 class PoolExecutor(Executor):
-    """Runs jobs in worker processes, one per slot: a core, or a share of a GPU; they start with the first jobs, their
-    owner with `start`.
+    """Runs each job in a worker process: a new one on a core, on a share of a GPU one for many jobs.
 
-    Another process owns the workers (`owner`): it loads the task once, forks them, ends them at the deadline, and ends
-    all that they leave behind. A lost device costs its slots: their jobs run on the others.
+    Another process, which starts with `start` or the first job, owns the workers (`owner`): it loads the task once,
+    forks them, ends them at the deadline, and ends all that they leave behind. A lost device costs its slots: their
+    jobs run on the others.
     """
 
     def __init__(
@@ -192,7 +187,6 @@ class PoolExecutor(Executor):
         self._waiting: deque[Handle] = deque()
         self._running: dict[int, Handle] = {}  # sent to the owner, by number
         self._suspects: set[int] = set()  # the owner was lost while they ran: these run alone
-        self._changes = {""}  # of which the user has a line
 
     @property
     def capacity(self) -> int:
@@ -208,8 +202,7 @@ class PoolExecutor(Executor):
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
         content = pickled(job, "candidates: expected graphs")
-        order = Order(next(self._numbers), content, deadline, job.needs_new_process)
-        handle = Handle(job, backend=_Submission(order))
+        handle = Handle(job, backend=Order(next(self._numbers), content, deadline))
         self._waiting.append(handle)
         self._send()
         return handle
@@ -227,15 +220,8 @@ class PoolExecutor(Executor):
             with suppress(Empty):
                 self._take(self._owner.replies.get(timeout=remaining))
 
-    def shorten(self, handle: Handle, deadline: float) -> None:
-        order = handle.backend.order
-        if order.deadline is not None and deadline < order.deadline:
-            handle.backend.order = order._replace(deadline=deadline)
-            if order.number in self._running and self._owner is not None:
-                self._owner.send(Order(order.number, None, deadline))
-
     def cancel(self, handle: Handle) -> None:
-        number = handle.backend.order.number
+        number = handle.backend.number
         self._suspects.discard(number)
         if handle in self._waiting:
             self._waiting.remove(handle)
@@ -259,8 +245,8 @@ class PoolExecutor(Executor):
             self.start()
             assert self._owner is not None
             handle = self._waiting.popleft()
-            self._running[handle.backend.order.number] = handle
-            self._owner.send(handle.backend.order)
+            self._running[handle.backend.number] = handle
+            self._owner.send(handle.backend)
 
     def _take(self, reply: tuple[int, MessageKind, Any] | None) -> None:
         """Process a reply of the owner, None: its end.
@@ -279,7 +265,7 @@ class PoolExecutor(Executor):
         elif kind is MessageKind.DEVICE_LOST:
             self._lose_slot(*content)
         elif (handle := self._running.get(number)) is not None:  # else cancelled
-            finished, handle.since = handle.backend.finished, time.monotonic()
+            finished, handle.since = handle.finished, time.monotonic()
             if kind is MessageKind.OUTCOME:
                 finished.append(pickle.loads(content))
             elif kind is MessageKind.STARTED:
@@ -287,20 +273,14 @@ class PoolExecutor(Executor):
             elif kind is MessageKind.LOSS:
                 self._set_outcomes(handle, lost_job(handle.job, pickle.loads(content), finished=finished))
             else:
-                self._set_outcomes(handle, (*finished, *pickle.loads(content.others)))
-                if content.changed not in self._changes:
-                    self._changes.add(content.changed)
-                    self.notify(
-                        f"a candidate has changed {content.changed}: after each that does, its process is replaced; "
-                        "undo the change in its code, or make it before the run or where its module is imported"
-                    )
+                self._set_outcomes(handle, (*finished, *pickle.loads(content)))
         return None
 
     def _set_outcomes(self, handle: Handle, outcomes: tuple[Outcome, ...]) -> None:
-        number = handle.backend.order.number
+        number = handle.backend.number
         self._running.pop(number)
         self._suspects.discard(number)
-        handle.outcomes, handle.num_finished = outcomes, len(handle.backend.finished)
+        handle.outcomes, handle.num_finished = outcomes, len(handle.finished)
 
     def _lose_slot(self, number: int, reason: str) -> None:
         """Count a slot of a lost device.
@@ -331,8 +311,7 @@ class PoolExecutor(Executor):
             outcome = Outcome(
                 EvaluationStatus.CRASHED, 0.0, error=f"the owner of its process {reason}", is_transient=True
             )
-            finished = handles[0].backend.finished
-            return self._set_outcomes(handles[0], lost_job(handles[0].job, outcome, finished=finished))
+            return self._set_outcomes(handles[0], lost_job(handles[0].job, outcome, finished=handles[0].finished))
         if was_ready:
             self._suspects.update(self._running)
         self._waiting.extendleft(reversed(handles))

@@ -1,4 +1,5 @@
-"""The worker process of a pool: the only one in which candidates run, forked by the owner of the pool."""
+"""The process in which candidates run, forked by the owner of a pool: one per job on cores, a lasting one per slot of a
+device."""
 
 from __future__ import annotations
 
@@ -16,19 +17,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import psutil
 
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import attempt, describe, is_device_error, is_out_of_memory
 from gflownet.evaluation.executors.devices import Devices, Slot
-from gflownet.evaluation.executors.process_state import ProcessState
+from gflownet.evaluation.executors.torch_state import TorchState
 from gflownet.evaluation.job import EvaluationStatus, Outcome
 from gflownet.evaluation.task import GFNTask
-
-# The state of a process after these is unknown.
-_LEAVES_AFTER = (EvaluationStatus.CRASHED, EvaluationStatus.OUT_OF_MEMORY)
 
 # Options of prctl(2).
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
@@ -36,28 +34,16 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _END_TIMEOUT_S = 5.0
 
 
-class ChangedProcessError(BaseException):
-    """A candidate has changed its process: the others of its job need another one."""
-
-
 class MessageKind(StrEnum):
     """Kind of a message of a worker or of the owner, and its content."""
 
-    READY = "ready"  # None
+    READY = "ready"  # for a job: None
     STARTED = "started"  # from the owner: None
     OUTCOME = "outcome"  # of the next candidate of a job, pickled
-    DONE = "done"  # Done
+    DONE = "done"  # outcomes of the candidates of a job that had none, pickled
     LOSS = "loss"  # the outcome of the candidates that had none when the worker ended, pickled
     REFUSED = "refused"  # the text of a UserError
     DEVICE_LOST = "device lost"  # the text of its error; from the owner: the number of the slot, and the text
-
-
-class Done(NamedTuple):
-    """The end of a job."""
-
-    others: bytes  # outcomes of the candidates that had none, pickled
-    changed: str  # the name of what a candidate has changed in the process; empty: nothing
-    is_leaving: bool  # the worker takes no other job
 
 
 @dataclass(frozen=True)
@@ -70,11 +56,17 @@ class PoolSettings:
     slots: tuple[Slot, ...]
     devices: Devices
 
+    @property
+    def warms_up_once(self) -> bool:
+        """Whether the owner warms the task up for all processes: none of them moves it to a device before."""
+        return not any(slot.is_accelerator for slot in self.slots)
+
 
 def work(task: GFNTask, settings: PoolSettings, slot: Slot, connection: Connection, output: int) -> NoReturn:
-    """Evaluate the jobs in a connection until it closes, then exit. Called in a new process.
+    """Evaluate a job in a connection, on a device one after the other until it closes or one fails, then exit.
 
-    The task is in the state in which the owner has loaded it; `output` is the descriptor for stdout and stderr.
+    Called in a new process. The task is in the state in which the owner has loaded it; `output` is the descriptor for
+    stdout and stderr.
     """
     status = 1
     try:
@@ -82,8 +74,9 @@ def work(task: GFNTask, settings: PoolSettings, slot: Slot, connection: Connecti
         devices = settings.devices if slot.is_accelerator else None
         if devices is None:  # the address space of CUDA counts too: there the owner looks
             _limit_memory(settings.memory_limit)
-        if _prepare(task, devices, slot, connection):
-            _serve(task, devices, connection, memory_limit=settings.memory_limit)
+        if settings.warms_up_once or _prepare(task, devices, slot, connection):
+            while _evaluate_job(task, devices, connection):
+                pass
         status = 0
     except (EOFError, OSError):
         status = 0  # the owner has ended
@@ -135,53 +128,42 @@ def _prepare(task: GFNTask, devices: Devices | None, slot: Slot, connection: Con
         else:
             connection.send((MessageKind.REFUSED, f"{type(task).__name__}.{step}: {describe(error)}"))
         return False
-    connection.send((MessageKind.READY, None))
     return True
 
 
-def _serve(task: GFNTask, devices: Devices | None, connection: Connection, *, memory_limit: int) -> None:
-    state, changed = ProcessState(), ""
-    num_sent, is_leaving = 0, False
-    memory = memory_of(os.getpid(), counts_pages=devices is not None)
+def _evaluate_job(task: GFNTask, devices: Devices | None, connection: Connection) -> bool:
+    """Evaluate the next job; return whether the process takes another one: on a device, unless a candidate failed."""
+    connection.send((MessageKind.READY, None))
+    job, state, num_sent = pickle.loads(connection.recv_bytes()), TorchState(), 0
 
     def report(outcome: Outcome) -> None:
-        nonlocal changed, num_sent
+        nonlocal num_sent
+        state.restore()
         connection.send((MessageKind.OUTCOME, pickle.dumps(outcome)))
         num_sent += 1
-        changed = state.changed()
-        if changed:
-            raise ChangedProcessError(f"another candidate of its job has changed {changed}")
 
-    while not is_leaving:
-        job, num_sent = pickle.loads(connection.recv_bytes()), 0
-        try:
-            outcomes, num_finished = attempt(task, job, report=report)
-        except UserError as error:
-            connection.send((MessageKind.REFUSED, str(error)))
-            continue
-        lost = next((each.error for each in outcomes if devices is not None and devices.is_lost(each.error)), None)
-        if lost is not None:
-            connection.send((MessageKind.DEVICE_LOST, lost))
-            return
-        end_descendants()
-        changed = changed or state.changed()
-        is_leaving = (
-            bool(changed) or num_finished < len(outcomes) or any(each.status in _LEAVES_AFTER for each in outcomes)
-        )
-        if devices is not None and not is_leaving:
-            devices.give_back()
-        # What earlier candidates have left is not charged to the next one.
-        growth = memory_of(os.getpid(), counts_pages=devices is not None) - memory
-        is_leaving = is_leaving or growth > (memory_limit - memory) / 2
-        connection.send((MessageKind.DONE, Done(pickle.dumps(outcomes[num_sent:]), changed, is_leaving)))
+    try:
+        outcomes, _ = attempt(task, job, report=report)
+    except UserError as error:
+        connection.send((MessageKind.REFUSED, str(error)))
+        return False
+    lost = next((each.error for each in outcomes if devices is not None and devices.is_lost(each.error)), None)
+    if lost is not None:
+        connection.send((MessageKind.DEVICE_LOST, lost))
+        return False
+    end_descendants()
+    connection.send((MessageKind.DONE, pickle.dumps(outcomes[num_sent:])))
+    if devices is None or any(each.status is not EvaluationStatus.OK for each in outcomes):
+        return False
+    devices.give_back()
+    return True
 
 
-def memory_of(pid: int, *, counts_pages: bool) -> int:
-    """Return the bytes of a process that count against its limit: private address space, or own pages."""
+def memory_of(pid: int) -> int:
+    """Return the bytes of a process's own pages, without those of the libraries of CUDA."""
     with suppress(psutil.Error):
         used = psutil.Process(pid).memory_info()
-        pages = used.rss - getattr(used, "shared", 0)  # without the libraries of CUDA
-        return pages if counts_pages else getattr(used, "data", pages)
+        return used.rss - getattr(used, "shared", 0)
     return 0
 
 
