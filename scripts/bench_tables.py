@@ -168,7 +168,8 @@ def test_scores(table: str, run: Path, *, options: Sequence[str]) -> dict[str, S
         raise SystemExit(status)
     best, *_ = json.loads((run / "top_architectures.json").read_text())
     references = [each.reference for each in read_results(run).comparisons]
-    scores = {ESTIMATORS[each.name]: each.tests for each in references if each.name in ESTIMATORS}
+    known = (each for each in references if each.name in ESTIMATORS)
+    scores = {ESTIMATORS[each.name]: [test for test in each.tests if test is not None] for each in known}
     return {SEARCH: best["final"]["test_scores"], **scores}
 
 

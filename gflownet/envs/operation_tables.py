@@ -216,7 +216,7 @@ class _Evaluator:
         if shape.layout is Layout.TOKENS:
             return 0, 0
         aligned = self._output.with_channels(shape.channels) if self._output.positions else shape
-        return self._applied.cost({INPUT_PORT: aligned})
+        return self._applied.at({INPUT_PORT: aligned}).cost
 
     def __call__(self, applied: AppliedOperation, shapes: tuple[Shape, ...]) -> _Result | None:
         """Return output and cost, None if the operation does not fit the shapes at its ports or the caps."""

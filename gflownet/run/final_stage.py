@@ -93,7 +93,7 @@ class FinalTrainingsStage(Stage):
             results,
             num_successful=store.count(EvaluationStatus.OK),
             spent=spent_on(rows) if task.is_noisy else {},
-            failures=Counter(failure_kind(row.status, row.error) for row in failed),
+            failures=dict(Counter(failure_kind(row.status, row.error) for row in failed)),
         )
         run.record(score=task.score_name, metric=task.metric_name, final=results)
 
