@@ -105,7 +105,7 @@ class CertificateStage(Stage):
     def run(self, run: Run) -> None:
         """Measure the sampler of a search, and write the certificate."""
         parts, scale = self.parts, self.parts.sampler.scale
-        with run.phase(Phase.CERTIFICATE):
+        with run.phase(Phase.CERTIFICATE if parts.config.certify else Phase.REPORT):
             if scale is not None and not run.is_stopped and not parts.search.method.trains_policy:
                 rows = [row for row in run.store if row.run == parts.run_id]
                 run.record(sampler=sampler_results(parts, scale, rows))
