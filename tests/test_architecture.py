@@ -27,7 +27,7 @@ SHRINKING_ROOMS = {
     "report": 4_118,
 }
 NUM_PACKAGE_FILES = 383
-NUM_DOC_WORDS = 87_808
+NUM_DOC_WORDS = 88_258
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.
