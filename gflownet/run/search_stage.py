@@ -135,7 +135,7 @@ class SearchStage(StepStage):
                     run.logger.view.stage(Phase.SAMPLER, parts.step - self._num_before, parts.plan.num_steps)
                     parts.progress.samples, parts.progress.new_failures = StepSamples.of((), step.log_rewards), []
                     yield step.metrics
-        if run.is_stopped and self._num_open:
+        if run.is_stopped and self._num_open and not parts.sampler.is_trained:  # else its steps are done
             set_random_state(random_state)
             parts.step -= self._num_open
 
