@@ -107,8 +107,7 @@ class CertificateStage(Stage):
         parts, scale = self.parts, self.parts.sampler.scale
         with run.phase(Phase.CERTIFICATE if parts.config.certify else Phase.REPORT):
             if scale is not None and not run.is_stopped and not parts.search.method.trains_policy:
-                rows = [row for row in run.store if row.run == parts.run_id]
-                run.record(sampler=sampler_results(parts, scale, rows))
+                run.record(sampler=sampler_results(parts, scale, [*run.store.of_run(parts.run_id)]))
             self.result = self._certify(run)
 
     def _certify(self, run: Run) -> Mapping[str, Any] | None:

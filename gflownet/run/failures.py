@@ -39,7 +39,7 @@ def refuse_failures(store: EvaluationStore, *, run: str, num_planned: int = 0, i
     """Raise UserError where no architecture has a score, with the most frequent cause; `is_early` during the search."""
     if store.count(EvaluationStatus.OK):
         return
-    rows = [row for row in store if row.run == run]
+    rows = [*store.of_run(run)]
     kinds = Counter(failure_kind(row.status, row.error) for row in rows)
     for kind, num in kinds.most_common(1):
         row = next(row for row in rows if failure_kind(row.status, row.error) == kind)

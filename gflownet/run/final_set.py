@@ -60,7 +60,7 @@ def kept_weights(parts: Components, run: Run) -> WeightFolder | None:
         write=run.folder.write,
         group=group,
         keeps_all=has_set,
-        records=(row for row in run.store if row.run == parts.run_id) if run.folder.resumed else (),
+        records=run.store.of_run(parts.run_id) if run.folder.resumed else (),
     )
 
 
@@ -99,7 +99,7 @@ class _Choice:
     def write(self) -> str:
         """Write set.json with the weights of its members, log the figures, and return the line about them."""
         task = cast(TensorTask, self.parts.task)
-        rows = [row for row in self.run.store if row.run == self.parts.run_id and self.weights.path(row).exists()]
+        rows = [row for row in self.run.store.of_run(self.parts.run_id) if self.weights.path(row).exists()]
         rows = [row for row in rows if exceeded(row.metrics, task.limits) is None]
         targets, values = task.validation.targets, self._predictions(rows, "validation")
         rows = sorted((row for row in rows if row.identity in values), key=lambda row: row.identity)

@@ -87,7 +87,7 @@ class FinalTrainingsStage(Stage):
             evaluated=best_within(store, store.count(), limits) if task.chosen_objectives else (),
             write=write,
         )
-        rows = [row for row in store if row.run == parts.run_id]
+        rows = [*store.of_run(parts.run_id)]
         failed = (row for row in rows if row.status is not EvaluationStatus.OK)
         results = replace(
             results,
@@ -151,7 +151,7 @@ def final_stage(stage: FinalTrainingsStage, run: Run) -> FinalStage | None:
         return None
 
     trainings, sizes = stage.begin(run), sizes_of(parts, records)
-    before = [row for row in store if row.run == parts.run_id and row.fidelity == (trainings.fidelity or 0)]
+    before = [row for row in store.of_run(parts.run_id) if row.fidelity == (trainings.fidelity or 0)]
     spent = [row for row in before if 0 < row.seed < RANDOM_REPEAT]
 
     def random_finalists(rows: Sequence[EvaluationRecord]) -> list[Finalists]:

@@ -245,8 +245,9 @@ def test_deleted_file_is_written_again(store, path, caplog):
     store.add([record("first")])
     for each in path.parent.glob(f"{path.name}*"):
         each.unlink()
-    store.add([record("second")])
+    store.add([record("second", run="other")])
     assert [each.key for each in store] == ["first", "second"]
+    assert [each.key for each in store.of_run("other")] == ["second"]
     with EvaluationStore(path) as other:
         assert other.count() == 2
     assert [each for each in caplog.messages if "written again" in each] == caplog.messages != []

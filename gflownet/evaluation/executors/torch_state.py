@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -50,40 +52,16 @@ def _set_matmul_precision(value: str | None) -> None:
         torch.set_float32_matmul_precision(value)
 
 
-def _attribute(path: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    folder, _, name = path.rpartition(".")
-    owner = attrgetter(folder)(torch)
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+def _attributes(*paths: str) -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """Yield the attributes that this version of torch has."""
+    for path in paths:
+        folder, _, name = path.rpartition(".")
+        with suppress(AttributeError):
+            attrgetter(path)(torch)
+            owner = attrgetter(folder)(torch)
+            yield partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-def _exists(path: str) -> bool:
-    try:
-        attrgetter(path)(torch)
-    except AttributeError:  # of a later version of torch
-        return False
-    return True
-
-
-def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    return lambda: torch.is_autocast_enabled(kind), lambda value: torch.set_autocast_enabled(kind, value)
-
-
-_ATTRIBUTES = (
-    # Since torch 2.9; the precision of a backend holds where its operations have none.
-    "backends.fp32_precision",
-    "backends.cuda.matmul.fp32_precision",
-    "backends.cudnn.fp32_precision",
-    "backends.mkldnn.fp32_precision",
-    "backends.cudnn.conv.fp32_precision",
-    "backends.cudnn.rnn.fp32_precision",
-    "backends.mkldnn.matmul.fp32_precision",
-    "backends.mkldnn.conv.fp32_precision",
-    "backends.mkldnn.rnn.fp32_precision",
-    "backends.mkldnn.enabled",
-    "backends.cudnn.enabled",
-    "backends.cudnn.benchmark",
-    "backends.cudnn.deterministic",
-)
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
@@ -93,7 +71,24 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_matmul_precision, _set_matmul_precision),
     (_deterministic, _set_deterministic),
     (lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal),
-    _autocast("cpu"),
-    _autocast("cuda"),
-    *(_attribute(path) for path in _ATTRIBUTES if _exists(path)),
+    *(
+        (partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind))
+        for kind in ("cpu", "cuda")
+    ),
+    *_attributes(
+        # Since torch 2.9; the precision of a backend holds where its operations have none.
+        "backends.fp32_precision",
+        "backends.cuda.matmul.fp32_precision",
+        "backends.cudnn.fp32_precision",
+        "backends.mkldnn.fp32_precision",
+        "backends.cudnn.conv.fp32_precision",
+        "backends.cudnn.rnn.fp32_precision",
+        "backends.mkldnn.matmul.fp32_precision",
+        "backends.mkldnn.conv.fp32_precision",
+        "backends.mkldnn.rnn.fp32_precision",
+        "backends.mkldnn.enabled",
+        "backends.cudnn.enabled",
+        "backends.cudnn.benchmark",
+        "backends.cudnn.deterministic",
+    ),
 )

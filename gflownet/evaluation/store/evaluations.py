@@ -222,10 +222,15 @@ class EvaluationStore(Closing):
 
     def __iter__(self) -> Iterator[EvaluationRecord]:
         """Iterate over all finished rows by age, reading some at a time."""
-        last = -1
+        return self.of_run(None)
+
+    def of_run(self, run: str | None) -> Iterator[EvaluationRecord]:
+        """Iterate over the finished rows of a run by age, reading some at a time; None: of all runs."""
+        finished, last = self._finished(), -1
+        if run is not None:
+            finished = finished.where(EVALUATIONS.c.run == run)
         while True:
-            query = self._finished().where(EVALUATIONS.c.id > last).order_by(EVALUATIONS.c.id).limit(_CHUNK)
-            rows = self._select_rows(query)
+            rows = self._select_rows(finished.where(EVALUATIONS.c.id > last).order_by(EVALUATIONS.c.id).limit(_CHUNK))
             if not rows:
                 return
             yield from map(record_of, rows)
