@@ -30,6 +30,7 @@ INTERVAL_S = 10.0
 # Terminal width for two columns of metrics, and for the bars.
 _TWO_COLUMN_WIDTH = 64
 _TEXT_LINES = 8  # of a text in the panel
+_MAX_MOMENTS = 1_000  # kept of a stage, evenly over its work
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class View(ABC):
             self._rows.update(self._phases[Phase.FINAL], times=f"about {duration(after)}")
 
     def show(self, values: Mapping[str, float]) -> None:  # noqa: B027
-        """Show some values of the running step, where the view is redrawn in place."""
+        """Show some values of the running step: at once where the view is redrawn in place, else if it takes long."""
 
     @abstractmethod
     def show_text(self, heading: str, text: str) -> None:
@@ -197,16 +198,14 @@ class View(ABC):
             self._stage, self._moments = name, [(now, done)]
         elif done > self._moments[-1][1]:
             self._moments.append((now, done))
+            if len(self._moments) > _MAX_MOMENTS:
+                del self._moments[1:-1:2]
         seconds = self._pace() * total
         self._is_done, number = done >= total, self._phases[self._phase]
         self._left = max(seconds * (1 - done / total) - (now - self._moments[-1][0]), 0.0)
         elapsed = duration(self._rows.tasks[number].elapsed or 0.0) if self._console.width >= _TWO_COLUMN_WIDTH else ""
-        self._rows.update(
-            number,
-            description=row,
-            completed=done / total,
-            times=", ".join(filter(None, (elapsed, self._left_words()))),
-        )
+        times = ", ".join(filter(None, (elapsed, self._left_words())))
+        self._rows.update(number, description=row, completed=done / total, times=times)
         return seconds
 
     def _pace(self) -> float:
@@ -277,7 +276,7 @@ class PlainLines(View):
         print_line(self._console, " | ".join(filter(None, (place, *figures, *ends))))
 
     def _show_stage(self, name: str, done: int, total: int) -> None:
-        """Print a line every STAGE_INTERVAL_S seconds; the steps of a policy have lines of their own."""
+        """Print a line every INTERVAL_S seconds; the steps of a policy have lines of their own."""
         now, start = self._now(), self._moments[0][0]
         if name == Phase.SAMPLER or min(now - start, now - self._line_at) < INTERVAL_S:
             return
