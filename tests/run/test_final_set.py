@@ -33,6 +33,7 @@ from gflownet.run.final_set import kept_weights, with_set
 from gflownet.train import main
 from gflownet.translation import to_onnx
 from tests.evaluation.candidates import StubTask, dispatcher_of, record
+from tests.evaluation.stub_rows import open_store
 from tests.tiny_run import TINY_RUN, metric_rows
 
 KINDS = ("digits", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("images", "table")))
@@ -148,13 +149,14 @@ def chosen_again(
     parts.env = SimpleNamespace(terminal_type=gflownet.ComputationGraph)
     parts.build_evaluator = lambda store, executor, **_: dispatcher_of(task, store, executor)
     summary: dict[str, Any] = {}
-    run: Any = SimpleNamespace(store=rows, folder=SimpleNamespace(path=target, write=write_whole), is_stopped=False)
+    run: Any = SimpleNamespace(folder=SimpleNamespace(path=target, write=write_whole), is_stopped=False)
     run.record = lambda set: summary.update(summary_figures(Results(set=set)))
     weights = WeightFolder(folder / "weights", 20, write=write_whole)
     evaluator: Any = SimpleNamespace(weights=weights, executor=InlineExecutor(task))
     tops = (TopArchitecture(top, scores=best), *others)
     final = FinalStage(tops, num_seeds=2, fidelity=1, sizes=Sizes("parameters", (1e9,)) if others else None)
-    final = with_set(parts, evaluator, run, final)
+    with open_store(folder / "evaluations.sqlite") as run.store:
+        final = with_set(parts, evaluator, run, final)
     (line,) = final.notes
     return content_of(target) if (target / "set.json").exists() else None, line, summary
 
