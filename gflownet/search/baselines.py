@@ -16,6 +16,7 @@ from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.history import first_mask
 from gflownet.search.method import SearchMethod, SearchSetup
 from gflownet.search.proposals import SpreadDraws, mutated
+from gflownet.workers.process import Stream
 
 # Rounds of samples per call: where all of them are refused or known, the space has hardly any other candidate.
 _MAX_ROUNDS = 50
@@ -52,8 +53,6 @@ def is_allowed(setup: SearchSetup, states: GraphStates) -> torch.Tensor:
     return ~torch.tensor(refused, dtype=torch.bool)
 
 
-# Random streams of a call, and of the pools.
-_ACTIONS, _POOL = range(2)
 _CALLS_PER_POOL = 64
 
 
@@ -72,9 +71,9 @@ class RandomSearch(SearchMethod):
 
     def propose(self, call: int, num: int) -> GraphStates:
         """Return `num` terminal states, fewer where no others are left."""
-        generator, number = self.setup.generator(call, _ACTIONS), call // _CALLS_PER_POOL
+        generator, number = self.setup.generator(call, Stream.ACTIONS), call // _CALLS_PER_POOL
         if self._draws is None or self._draws[0] != number:
-            self._draws = number, self.setup.random_draws(number, _POOL)
+            self._draws = number, self.setup.random_draws(number, Stream.POOL)
         draws = self._draws[1]
         return allowed_states(
             self.setup, num, lambda num: draws(num, generator), only_new=self.setup.config.options.without_repeats
@@ -103,7 +102,7 @@ class RegularizedEvolution(SearchMethod):
 
     def propose(self, call: int, num: int) -> GraphStates:
         """Return `num` random architectures, or mutations once the population is full."""
-        generator = self.setup.generator(call)
+        generator = self.setup.generator(call, Stream.ACTIONS)
         youngest = self.history.proposals[-self.options.population :]
         if len(youngest) < self.options.population:
             return allowed_states(self.setup, num, lambda num: uniform_states(self.env, num, generator=generator))
