@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gflownet.certificate.exact import Flows, StateGraph, first_positions, legal_steps
 from gflownet.certificate.result import LossAtFlows, PerturbedLoss, TrainedLoss
-from gflownet.certificate.subject import OPTIMUM, Subject
+from gflownet.certificate.subject import Subject
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import ask
@@ -31,6 +31,7 @@ from gflownet.objectives.log_partition import LogPartition
 from gflownet.objectives.state_flows import FlowObjective, StateFlowObjective
 from gflownet.objectives.steps import StepReader
 from gflownet.objectives.trajectory_balance import LearnedLogPartition
+from gflownet.workers.process import Stream
 
 _NUM_TRAJECTORIES = 128
 _NUM_SINGLES = 16  # of these, with their own loss
@@ -202,7 +203,9 @@ def _perturbed_losses(
             objective.log_z.base.add_(shift)
             losses.append(PerturbedLoss(_loss(objective, exact, batch), True, f"log Z {shift:+g}"))
             objective.log_z.base.sub_(shift)
-    noise = _SHIFT * torch.randn(len(tables.forward), generator=subject.generator(OPTIMUM, 1), dtype=torch.float64)
+    noise = _SHIFT * torch.randn(
+        len(tables.forward), generator=subject.generator(Stream.OPTIMUM, 1), dtype=torch.float64
+    )
     for sign in (1, -1):
         logits = (tables.forward + sign * noise).requires_grad_()
         with torch.enable_grad():
@@ -294,9 +297,9 @@ def _trajectories(
 ) -> dict[str, TrajectoryBatch]:
     """Return trajectories into random terminal states, and samples of the policy, with all rewards, by name."""
     env = subject.context.env
-    indices = torch.randperm(len(graph.terminal), generator=subject.generator(OPTIMUM))[:_NUM_TRAJECTORIES]
+    indices = torch.randperm(len(graph.terminal), generator=subject.generator(Stream.OPTIMUM))[:_NUM_TRAJECTORIES]
     ends = graph.terminal[indices]
-    batches = {_INTO_RANDOM: subject.trajectories(graph.states[ends], log_reward[ends], conditioning, OPTIMUM)}
+    batches = {_INTO_RANDOM: subject.trajectories(graph.states[ends], log_reward[ends], conditioning, Stream.OPTIMUM)}
     batches |= samples
     for name, batch in batches.items():
         batches[name] = batch.with_rewards(log_reward[graph.locate(env.identify(batch.terminal))])

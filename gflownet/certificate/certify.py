@@ -34,7 +34,7 @@ from gflownet.certificate.exact import (
 from gflownet.certificate.optimum import SymmetryTermError, exact_optimum, wrong_symmetry_terms
 from gflownet.certificate.result import Certified, RunCertificate
 from gflownet.certificate.rules import check_rules, limit_violations, uniform_violations
-from gflownet.certificate.subject import BACKWARD, FORWARD, INTERVALS, RULES, WALKS, Subject, repeated
+from gflownet.certificate.subject import Subject, repeated
 from gflownet.data.sampler import sample_forward, uniform_states
 from gflownet.errors import counted
 from gflownet.evaluation.conditioning import Conditioning
@@ -42,7 +42,7 @@ from gflownet.evaluation.store.evaluations import EvaluationStatus, Identity
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.workers.process import stream_seed
+from gflownet.workers.process import Stream, stream_seed
 
 _NUM_CHECKED = 32  # sampled trajectories with a checked P_B
 
@@ -55,7 +55,7 @@ class Enumeration:
         self.terminal = graph.states[graph.terminal]  # X distinct terminal states, to be evaluated
         # The states within the caps of each conditioning.
         self._graphs = [graph if c.limit is None else enumerate_states(env, limit=c.limit[0]) for c in conditionings]
-        rules = check_rules(env, graph.states, is_complete=True, seed=stream_seed(subject.seed, RULES))
+        rules = check_rules(env, graph.states, is_complete=True, seed=stream_seed(subject.seed, Stream.RULES))
         reached = [each.states[each.terminal] for each in self._graphs]
         found = [*limit_violations(env, reached, self.terminal)]
         for name, batch in subject.samples(conditionings[0], _NUM_CHECKED).items():
@@ -121,10 +121,10 @@ class Sampling:
         self._subject = subject
         self._samples = []
         for index, conditioning in enumerate(conditionings):
-            many, generator = repeated(conditioning, num_samples), subject.generator(FORWARD, index)
+            many, generator = repeated(conditioning, num_samples), subject.generator(Stream.FORWARD, index)
             sample = sample_forward(subject.context, subject.policy, conditioning=many, generator=generator)
             self._samples.append(sample)
-        num_walks, generator = max(1, num_samples // _RANDOM_SHARE), subject.generator(WALKS)
+        num_walks, generator = max(1, num_samples // _RANDOM_SHARE), subject.generator(Stream.WALKS)
         further = [uniform_states(subject.context.env, num_walks, generator=generator)]
         further += [] if extra_states is None else [extra_states]
         states = GraphStates.cat([*(sample.terminal for sample in self._samples), *further])
@@ -133,7 +133,7 @@ class Sampling:
         # Index of the terminal state of each sample.
         self._sampled = owner[: num_samples * len(conditionings)].split(num_samples)
         visited = GraphStates.cat([*(sample.states for sample in self._samples), self.terminal])
-        seed = stream_seed(subject.seed, RULES)
+        seed = stream_seed(subject.seed, Stream.RULES)
         visited = visited.with_limit(subject.context.env.initial_states(1).limit)  # rules do not depend on limits
         rules = check_rules(subject.context.env, visited, is_complete=False, seed=seed)
         found = [*limit_violations(subject.context.env, [each.terminal for each in self._samples], self.terminal[:0])]
@@ -147,7 +147,7 @@ class Sampling:
             samples = with_learned_backward(subject.context, subject.policy, samples)
         inside = self._inside(index, conditioning)
         scores, sampled = scores[inside], torch.searchsorted(inside, self._sampled[index])
-        terminal, generator = self.terminal[inside], subject.generator(BACKWARD, index)
+        terminal, generator = self.terminal[inside], subject.generator(Stream.BACKWARD, index)
         each = repeated(conditioning, len(terminal))
         rollouts = rolled_back(subject.context, subject.policy, terminal, each, num=NUM_ROLLOUTS, generator=generator)
         log_symmetry = rollouts.log_symmetry[::NUM_ROLLOUTS]
@@ -170,7 +170,7 @@ class Sampling:
             log_ratio(subject.context, subject.policy, samples),
             checked,
             learned_log_z=subject.log_z(conditioning),
-            seed=stream_seed(subject.seed, INTERVALS, index),
+            seed=stream_seed(subject.seed, Stream.INTERVALS, index),
         )
         return Certified(
             beta=float(conditioning.beta),

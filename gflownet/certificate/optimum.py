@@ -24,11 +24,12 @@ from gflownet.certificate.exact import (
     total_variation,
 )
 from gflownet.certificate.result import Optimum, SymmetryTermError
-from gflownet.certificate.subject import OPTIMUM, Subject, repeated
+from gflownet.certificate.subject import Subject, repeated
 from gflownet.certificate.transitions import shown_state
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.steps import StepReader
+from gflownet.workers.process import Stream
 
 _CHUNK = 2_000  # terminal states with trajectories at once
 _POLICY_CHUNK = 512  # states per call of the policy
@@ -109,7 +110,7 @@ def _scaled_rewards(
     """Return the log-rewards [S] on the right side of the objective's balance, read from trajectories."""
     scaled, error = log_reward.clone(), None
     for part in graph.terminal.split(_CHUNK):
-        batch = subject.trajectories(graph.states[part], log_reward[part], conditioning, OPTIMUM)
+        batch = subject.trajectories(graph.states[part], log_reward[part], conditioning, Stream.OPTIMUM)
         scaled[part] = reader.log_reward(batch).double().cpu()
         error = error or wrong_symmetry_terms(subject, reader, batch)
     return scaled, error

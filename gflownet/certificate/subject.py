@@ -26,14 +26,12 @@ from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.steps import StepReader
 from gflownet.policy.wrappers import PolicyOnDevice
-from gflownet.workers.process import stream_seed
+from gflownet.workers.process import Stream, stream_seed
 
 BETA_QUANTILES = (0.05, 0.5, 0.95)  # of a random inverse temperature: the certified values
 _NUM_DRAWS = 999  # of the conditioning, to compute the quantiles
 _CHUNK = 16  # candidates evaluated between two checks for a stop request: a default training step
 EXPLORATION = 0.5  # share of random actions of trajectories that check the samplers: every state is reached
-# Each random choice has its own stream.
-CONDITIONING, FORWARD, BACKWARD, INTERVALS, RULES, OPTIMUM, WALKS, LOSS = range(8)
 
 
 class CertificateStore:
@@ -107,7 +105,7 @@ class Subject:
             self.context,
             self.policy,
             conditioning=repeated(conditioning, num),
-            generator=self.generator(LOSS),
+            generator=self.generator(Stream.LOSS),
             random_action_prob=random_action_prob,
         )
 
@@ -118,7 +116,9 @@ class Subject:
         batches.
         """
         many, cpu = repeated(conditioning, num), torch.device("cpu")
-        steps = sampled_steps(self.context, self.policy, many, self.generator(LOSS, 1), Exploration(EXPLORATION), cpu)
+        steps = sampled_steps(
+            self.context, self.policy, many, self.generator(Stream.LOSS, 1), Exploration(EXPLORATION), cpu
+        )
         by_steps = assembled(self.context.env, steps, many, Origin.SAMPLED)
         return {"sampled at once": self.sampled(conditioning, num), "sampled step by step": by_steps}
 
@@ -143,7 +143,7 @@ class Subject:
 
     def conditionings(self) -> list[Conditioning]:
         """Return the certified conditionings: the only one, or samples at the quantiles of beta, or of the cap."""
-        samples = self.task.sample_conditioning(_NUM_DRAWS, generator=self.generator(CONDITIONING))
+        samples = self.task.sample_conditioning(_NUM_DRAWS, generator=self.generator(Stream.CONDITIONING))
         rows = torch.cat([samples.encoding, samples.beta[:, None]], 1)
         if bool((rows == rows[0]).all()):
             return [samples[:1]]

@@ -33,8 +33,7 @@ from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run.sampling import RestoredPolicy
-
-_BACKWARD_STREAM = 1  # seed of the backward trajectories: seed + 2 ** 32, so that samples do not depend on them
+from gflownet.workers.process import Stream, stream_seed
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class EstimatedProbability:
 
     def __init__(self, restored: RestoredPolicy, *, num_trajectories: int, seed: int) -> None:
         self._restored, self._num = restored, num_trajectories
-        self._generator = torch.Generator().manual_seed(seed + (_BACKWARD_STREAM << 32))
+        self._generator = torch.Generator().manual_seed(stream_seed(seed, Stream.BACKWARD))
 
     def log_probs(self, batch: TrajectoryBatch) -> list[LogProb]:
         """Return log p(x | conditioning) of B terminal states, the same for equal ones."""

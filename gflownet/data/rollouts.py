@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from gflownet.data.config import WorkersConfig
-from gflownet.data.source import GLOBAL_STREAM, TrajectorySource
+from gflownet.data.source import TrajectorySource
 from gflownet.errors import UserError
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.workers.packing import MessageError
 from gflownet.workers.pool import WorkerError, WorkerPool
-from gflownet.workers.process import WorkerInfo, keep_freed_memory, seed_all, stream_seed
+from gflownet.workers.process import Stream, WorkerInfo, keep_freed_memory, seed_all, stream_seed
 from gflownet.workers.proxy import Endpoint
 from gflownet.workers.server import ProxyServer, Served
 from gflownet.workers.transport import Transport
@@ -110,7 +110,7 @@ class _SampleProducer:
         has_teacher = bool(self._source.options.num_taught)
         for turn in count():
             step = self._first_step + turn * info.num_workers + info.id
-            seed_all(stream_seed(self._source.seed, step, GLOBAL_STREAM))
+            seed_all(stream_seed(self._source.seed, step, Stream.GLOBAL))
             policy: Any = endpoint.proxy(_name("policy", turn))
             teacher: Any = endpoint.proxy(_name("teacher", turn)) if has_teacher else None
             yield self._source.sample(step, policy, teacher)

@@ -23,10 +23,7 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
-from gflownet.workers.process import stream_seed
-
-# Independent random streams of a step.
-_FRESH, _REPLAYED, _REPLAY_CHOICE, _VALIDATION, GLOBAL_STREAM, _SEARCH, _FINISHED, _OFFLINE, _TAUGHT = range(9)
+from gflownet.workers.process import Stream, stream_seed
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ class TrajectorySource:
                 conditions_of(fresh)[:num],
                 policy=policy,
                 score=lambda batch: rewarded(batch, scorer.scores(batch.terminal)),
-                generator=self._generator(step, _SEARCH),
+                generator=self._generator(step, Stream.LOCAL_SEARCH),
             )
             batches += refined.proposals
             metrics["local_search_accepted"] = refined.accepted_share
@@ -159,7 +156,7 @@ class TrajectorySource:
 
     def sample_on_policy(self, step: int, *, policy: PolicyFunction) -> TrajectoryBatch:
         """Sample trajectories without exploration, from a separate random stream, without rewards."""
-        return self._sample(step, _VALIDATION, policy, Exploration(), self.options.num_trajectories)
+        return self._sample(step, Stream.VALIDATION, policy, Exploration(), self.options.num_trajectories)
 
     def mean_score(self, step: int, *, policy: PolicyFunction, evaluator: Evaluator) -> float:
         """Return the mean score of trajectories sampled without exploration."""
@@ -174,9 +171,9 @@ class TrajectorySource:
         num = self.options.num_trajectories if num is None else num
         num_taught, exploration = min(self.options.num_taught, num), self.options.exploration
         if teacher is None:
-            return self._sample(step, _FRESH, policy, exploration, num)
-        on_policy = self._sample(step, _FRESH, policy, exploration, num - num_taught)
-        taught = self._sample(step, _TAUGHT, teacher, exploration, num_taught)
+            return self._sample(step, Stream.FRESH, policy, exploration, num)
+        on_policy = self._sample(step, Stream.FRESH, policy, exploration, num - num_taught)
+        taught = self._sample(step, Stream.TAUGHT, teacher, exploration, num_taught)
         origin = torch.full_like(taught.origin, int(Origin.REMEMBERED))
         return TrajectoryBatch.cat([on_policy, replace(taught, origin=origin)])
 
@@ -199,10 +196,10 @@ class TrajectorySource:
         options = self.options.replay
         if not (options.use and options.num_from_replay):
             return []
-        states = replay.sample(options.num_from_replay, seed=stream_seed(self.seed, step, _REPLAY_CHOICE, *turn))
+        states = replay.sample(options.num_from_replay, seed=stream_seed(self.seed, step, Stream.REPLAY_CHOICE, *turn))
         if states is None:
             return []
-        generator = self._generator(step, _REPLAYED, *turn)
+        generator = self._generator(step, Stream.REPLAYED, *turn)
         if states.sequences is None:
             return [self._resampled(states, policy, generator)]
         conditioning = self._conditioning_into(states, generator)
@@ -213,7 +210,7 @@ class TrajectorySource:
         """Return trajectories into uniformly drawn graphs of the offline data."""
         if self.offline is None or not self.options.offline.num:
             return []
-        generator = self._generator(step, _OFFLINE)
+        generator = self._generator(step, Stream.OFFLINE)
         index = torch.randint(len(self.offline), (self.options.offline.num,), generator=generator)
         return [self._resampled(self.offline[index], policy, generator)]
 
@@ -222,7 +219,7 @@ class TrajectorySource:
     ) -> TrajectoryBatch:
         """Return a new trajectory into each of these scored states."""
         states = SeenStates(terminal, scores_of(evaluations))
-        return self._resampled(states, policy, self._generator(step, _FINISHED))
+        return self._resampled(states, policy, self._generator(step, Stream.FINISHED))
 
     def _resampled(self, states: SeenStates, policy: PolicyFunction, generator: torch.Generator) -> TrajectoryBatch:
         """Sample a new trajectory into each state from the trained backward policy."""

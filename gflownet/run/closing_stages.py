@@ -22,7 +22,7 @@ from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader
 from gflownet.report.closing import print_results
 from gflownet.report.results import SamplerResults
-from gflownet.run.components import CERTIFICATE_STREAM, Components
+from gflownet.run.components import Components
 from gflownet.run.failures import Quarantine, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME
@@ -31,7 +31,7 @@ from gflownet.run.search_stage import leaders_of
 from gflownet.run.stage import Stage
 from gflownet.search.proposals import distinct
 from gflownet.search.sampler import RewardScale, balance_correlation, score_column
-from gflownet.workers.process import stream_seed
+from gflownet.workers.process import Stream, stream_seed
 
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
 
@@ -48,7 +48,7 @@ def sampler_results(parts: Components, scale: RewardScale, rows: Sequence[Evalua
     from gflownet.certificate.words import CONVERGED
 
     search, sampler = parts.search, parts.sampler
-    batch, seed = sampler.samples(), stream_seed(parts.config.seed, CERTIFICATE_STREAM)
+    batch, seed = sampler.samples(), stream_seed(parts.config.seed, Stream.CERTIFICATE)
     states, generator = distinct(parts.env, batch.terminal), torch.Generator().manual_seed(seed)
     num, policy = len(states), parts.learner.sampling
     one = conditions_of(batch)[torch.zeros(num, dtype=torch.int64)]
@@ -122,7 +122,7 @@ class CertificateStage(Stage):
         from gflownet.certificate import CertificateStore, Subject, certify
         from gflownet.certificate.words import certificate_content, certificate_metrics
 
-        seed = stream_seed(config.seed, CERTIFICATE_STREAM)
+        seed = stream_seed(config.seed, Stream.CERTIFICATE)
         states = parts.replay.sample(config.certify_samples, seed=seed)
         extra_states = None if states is None else states.terminal
         if not trains_policy:

@@ -51,21 +51,9 @@ from gflownet.search.sampler import LIKELIHOOD_RATE, OBJECTIVE_RATE, Sampler
 from gflownet.search.surrogate import Surrogate
 from gflownet.training.precision import choose_device
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
-from gflownet.workers.process import keep_freed_memory, seed_all, set_main_process_device, stream_seed
+from gflownet.workers.process import Stream, keep_freed_memory, seed_all, set_main_process_device, stream_seed
 from gflownet.workers.transport import make_transport
 
-# Independent random streams of a run.
-(
-    POLICY_STREAM,
-    TRAJECTORY_STREAM,
-    CERTIFICATE_STREAM,
-    AUXILIARY_STREAM,
-    MEMORY_STREAM,
-    RANDOM_STREAM,
-    SEARCH_STREAM,
-    SAMPLER_STREAM,
-    LATENCY_STREAM,
-) = range(9)
 _NUM_TIMED = 16  # random architectures whose latency is measured at the start
 _ROUNDING = 1e-9  # of 1 / updates_per_reward
 
@@ -100,7 +88,7 @@ class Components:
         if config.cond.limit.metric is not None:
             vocabulary = self.env.vocabulary
             self.task.use_limits(vocabulary.limits, smallest=self.env.smallest_sizes, caps=vocabulary.caps)
-        seed_all(stream_seed(config.seed, POLICY_STREAM))
+        seed_all(stream_seed(config.seed, Stream.POLICY))
         self.policy = self.build_policy().to(self.device)
         self.objective = self.build_objective().to(self.device)
         self.learner = self.build_learner()
@@ -109,7 +97,7 @@ class Components:
         self.source = self.build_source()
         self.search = self.build_search()
         if isinstance(self.task, TensorTask) and self.task.lacks_target:
-            states = self.search.method.setup.random_draws(LATENCY_STREAM)(_NUM_TIMED, torch.Generator())
+            states = self.search.method.setup.random_draws(Stream.LATENCY)(_NUM_TIMED, torch.Generator())
             target = self.task.target_latency_of(self.env.terminal(states, index) for index in range(len(states)))
             for each in (self.config, self.chosen_config):  # a resumed run has the same
                 each.evaluation.target_latency = target
@@ -208,7 +196,7 @@ class Components:
             merge_isomorphic=algo.merge_isomorphic,
             num_remembered=replay.num_batches if replay.use else 0,
             sampling_tau=algo.sampling_tau,
-            seed=stream_seed(config.seed, MEMORY_STREAM),
+            seed=stream_seed(config.seed, Stream.MEMORY),
         )
         return Learner(
             self.policy, self.objective, self.context, config=config.opt, options=options, device=self.device
@@ -221,7 +209,7 @@ class Components:
         """
         config, plan = self.config, self.plan
         num_likelihood, num_updates = sampler_updates(config.search.sampler, plan.num_search + plan.num_verified)
-        with seeded(stream_seed(config.seed, POLICY_STREAM) % 2**32):  # of numpy, too
+        with seeded(stream_seed(config.seed, Stream.POLICY) % 2**32):  # of numpy, too
             self.policy, self.objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
         for objective, num, rate in (
             (MaxLikelihood(self.context, config.algo), num_likelihood, LIKELIHOOD_RATE),
@@ -243,7 +231,7 @@ class Components:
             self.build_policy,
             Setup(self.context, config.opt, num_steps=config.num_training_steps, device=self.device),
             algo=config.algo,
-            seed=lambda number: stream_seed(config.seed, AUXILIARY_STREAM, number),
+            seed=lambda number: stream_seed(config.seed, Stream.AUXILIARY, number),
         )
 
     def build_source(self) -> TrajectorySource:
@@ -259,7 +247,7 @@ class Components:
             scores_states=self.objective.needs_state_rewards,
         )
         offline = load_offline(config.offline, self.context, self.task)
-        seed = stream_seed(config.seed, TRAJECTORY_STREAM)
+        seed = stream_seed(config.seed, Stream.TRAJECTORIES)
         return TrajectorySource(self.context, options, task=self.task, seed=seed, offline=offline)
 
     def build_search(self) -> SearchLoop:
@@ -271,7 +259,7 @@ class Components:
             task=self.task,
             config=config.search,
             history=History(self.env),
-            seed=stream_seed(config.seed, SEARCH_STREAM),
+            seed=stream_seed(config.seed, Stream.SEARCH),
             build_learner=self.build_learner_of_new_policy,
             build_surrogate=self.build_surrogate,
             build_training=self.build_training,
@@ -333,7 +321,7 @@ class Components:
         config = self.config
 
         def generator(*stream: int) -> torch.Generator:
-            return torch.Generator().manual_seed(stream_seed(config.seed, SAMPLER_STREAM, *stream))
+            return torch.Generator().manual_seed(stream_seed(config.seed, Stream.SAMPLER, *stream))
 
         return Sampler(
             self.search.method,
@@ -346,7 +334,7 @@ class Components:
 
     def build_surrogate(self) -> Surrogate:
         """Build the surrogate of the search method."""
-        seed = stream_seed(self.config.seed, SEARCH_STREAM)
+        seed = stream_seed(self.config.seed, Stream.SEARCH)
         return self.extensions.surrogate(self.env, self.config.search.surrogate, seed=seed)
 
     def build_learner_of_new_policy(self) -> Learner:

@@ -30,13 +30,13 @@ from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.records.status import Phase
 from gflownet.report.closing import write_final
 from gflownet.report.verdict import spent_on
-from gflownet.run.components import RANDOM_STREAM, Components
+from gflownet.run.components import Components
 from gflownet.run.final_set import with_set
 from gflownet.run.plan import NUM_REPORTED, SHARES, capped_objective
 from gflownet.run.run import Run
 from gflownet.run.stage import Stage
 from gflownet.search.method import random_draws
-from gflownet.workers.process import stream_seed
+from gflownet.workers.process import Stream, stream_seed
 
 # The first guess of the noise without a model: this share of the variance of scores.
 _NOISE_SHARE = 0.5
@@ -313,7 +313,7 @@ def random_candidates(parts: Components, num: int) -> tuple[list[Candidate], flo
 
     They are drawn as those of search.method=random.
     """
-    budget, seed = Budget(parts.config.budget), stream_seed(parts.config.seed, RANDOM_STREAM)
+    budget, seed = Budget(parts.config.budget), stream_seed(parts.config.seed, Stream.RANDOM_NETWORKS)
 
     def is_refused(candidate: Candidate) -> bool:
         return budget.refusal(parts.task, candidate) is not None

@@ -30,15 +30,13 @@ from gflownet.search.method import Candidates, SearchSetup
 from gflownet.search.surrogate_search import SurrogateSearch
 from gflownet.training.random_states import seeded
 from gflownet.training.steps import map_tensors
-from gflownet.workers.process import stream_seed
+from gflownet.workers.process import Stream, stream_seed
 
 BATCH_SIZE = 16  # trajectories of an update: half of the policy, half into the best candidates
 _NUM_SAMPLED = 256  # trajectories of each kind that are sampled together: more cost little more
 _RANDOM_ACTION_PROB = 0.05
 # Log-rewards are at most 0 and at least this: acquisitions of hopeless candidates differ by thousands.
 LOG_RANGE = -50.0
-# Random streams of a sampling.
-_FORWARD, _BACKWARD, _CHOICE, _CONDITIONS, _CONDITIONS_BACKWARD = range(5)
 
 Generators = Callable[[int, int], torch.Generator]  # (sampling, stream) -> its random generator
 Predict = Callable[[GraphStates], Tensor]  # terminal states [B] -> predictions [B] or [B, K], float64
@@ -175,27 +173,25 @@ class AmortisedPolicy:
         return metrics
 
     def _forward(self, num: int, target: Target, generators: Callable[[int], torch.Generator]) -> TrajectoryBatch:
-        conditioning = target.conditioning(num, generators(_CONDITIONS))
-        options: dict[str, Any] = {"generator": generators(_FORWARD), "random_action_prob": _RANDOM_ACTION_PROB}
+        conditioning = target.conditioning(num, generators(Stream.CONDITIONING))
+        options: dict[str, Any] = {"generator": generators(Stream.FORWARD), "random_action_prob": _RANDOM_ACTION_PROB}
         batch = sample_forward(self.context, self.learner.sampling, conditioning=conditioning, **options)
         return batch.with_rewards(target.log_reward(batch.terminal, conditioning))
 
     def _backward(
         self, num: int, target: Target, generators: Callable[[int], torch.Generator]
     ) -> TrajectoryBatch | None:
-        conditioning = target.conditioning(num, generators(_CONDITIONS_BACKWARD))
-        best, is_learned = target.best(conditioning, generators(_CHOICE)), self.context.backward_types
+        conditioning = target.conditioning(num, generators(Stream.BACKWARD_CONDITIONING))
+        best, is_learned = target.best(conditioning, generators(Stream.CHOICE)), self.context.backward_types
         if not len(best):
             return None
         policy = self.learner.sampling if is_learned and not self.learner.objective.imitates else None
         batch = sample_backward(
-            self.context, best, conditioning=conditioning, generator=generators(_BACKWARD), policy=policy
+            self.context, best, conditioning=conditioning, generator=generators(Stream.BACKWARD), policy=policy
         )
         return batch.with_rewards(target.log_reward(batch.terminal, conditioning))
 
 
-# Random streams of a call or a round, and of the weights; after those of the base class.
-_SAMPLES, _CANDIDATES, _UPDATE, _WEIGHTS = range(10, 14)
 _NUM_BEST = 64  # candidates into which backward trajectories are sampled
 _MAX_CAUGHT_UP = 32  # evaluations whose updates are due at once
 
@@ -209,7 +205,7 @@ class SurrogateGFlowNet(SurrogateSearch):
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
         self._num_learned = 0  # architectures of the history at the end of the last work
-        with seeded(stream_seed(setup.seed, _WEIGHTS) % 2**32):  # of numpy, too
+        with seeded(stream_seed(setup.seed, Stream.WEIGHTS) % 2**32):  # of numpy, too
             self.policy = AmortisedPolicy(setup.context, setup.build_learner())
 
     @classmethod
@@ -234,7 +230,7 @@ class SurrogateGFlowNet(SurrogateSearch):
         if not self.policy.num_updates:
             return self.random_states(call)
         conditioning = no_conditioning(self.config.proposals.num_sampled, self.setup.context.num_cond_dim)
-        return self.policy.sample(conditioning, self.setup.generator(call, _SAMPLES)).terminal
+        return self.policy.sample(conditioning, self.setup.generator(call, Stream.POLICY_SAMPLES)).terminal
 
     @property
     def samples_origin(self) -> ProposalOrigin:
@@ -262,7 +258,7 @@ class SurrogateGFlowNet(SurrogateSearch):
     def _training(self, round: int) -> Generator[Mapping[str, float]]:
         if self.calibration.is_worse_than_mean:
             return
-        generator = self.setup.generator(round, _CANDIDATES)
+        generator = self.setup.generator(round, Stream.TARGET)
         best = self.best_of_pool(_NUM_BEST)
         if best is None:
             best = self.evolved_pool(round, generator).best(_NUM_BEST).states
@@ -278,7 +274,7 @@ class SurrogateGFlowNet(SurrogateSearch):
             beta=self.config.acquisition.beta,
             maximum=float(values.max()),
         )
-        for _ in self.policy.train(self._num_updates(), target, partial(self.setup.generator, round, _UPDATE)):
+        for _ in self.policy.train(self._num_updates(), target, partial(self.setup.generator, round, Stream.UPDATES)):
             yield {}
 
     def state_dict(self) -> dict[str, Any]:

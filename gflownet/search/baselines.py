@@ -18,6 +18,7 @@ from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.history import first_mask
 from gflownet.search.method import Results, SearchMethod, SearchSetup
 from gflownet.search.proposals import SpreadDraws, mutated, neighbours
+from gflownet.workers.process import Stream
 
 # Rounds of samples per call: where all of them are refused or known, the space has hardly any other candidate.
 _MAX_ROUNDS = 50
@@ -54,8 +55,6 @@ def is_allowed(setup: SearchSetup, states: GraphStates) -> torch.Tensor:
     return ~torch.tensor(refused, dtype=torch.bool)
 
 
-# Random streams of a call, and of the pools.
-_ACTIONS, _POOL = range(2)
 _CALLS_PER_POOL = 64
 
 
@@ -74,9 +73,9 @@ class RandomSearch(SearchMethod):
 
     def propose(self, call: int, num: int) -> GraphStates:
         """Return `num` terminal states, fewer where no others are left."""
-        generator, number = self.setup.generator(call, _ACTIONS), call // _CALLS_PER_POOL
+        generator, number = self.setup.generator(call, Stream.ACTIONS), call // _CALLS_PER_POOL
         if self._draws is None or self._draws[0] != number:
-            self._draws = number, self.setup.random_draws(number, _POOL)
+            self._draws = number, self.setup.random_draws(number, Stream.POOL)
         draws = self._draws[1]
         return allowed_states(
             self.setup, num, lambda num: draws(num, generator), only_new=self.setup.config.options.without_repeats
@@ -105,7 +104,7 @@ class RegularizedEvolution(SearchMethod):
 
     def propose(self, call: int, num: int) -> GraphStates:
         """Return `num` random architectures, or mutations once the population is full."""
-        generator = self.setup.generator(call)
+        generator = self.setup.generator(call, Stream.ACTIONS)
         youngest = self.history.proposals[-self.options.population :]
         if len(youngest) < self.options.population:
             return allowed_states(self.setup, num, lambda num: uniform_states(self.env, num, generator=generator))
@@ -121,8 +120,6 @@ class RegularizedEvolution(SearchMethod):
         return allowed_states(self.setup, num, sample)
 
 
-# Random streams.
-_START, _NEIGHBOURS = range(2)
 _NUM_NEIGHBOURS = 32  # random moves that are the neighbours of a graph; of places all changes of one place are
 
 
@@ -145,7 +142,7 @@ class FirstImprovement(SearchMethod):
         waiting = [state for code, state in self._neighbours.items() if code not in self.history.in_flight]
         if waiting:
             return GraphStates.cat(waiting[:num])
-        generator = self.setup.generator(_START, call)
+        generator = self.setup.generator(call, Stream.START)
         return allowed_states(self.setup, num, lambda num: uniform_states(self.env, num, generator=generator))
 
     def observe(self, results: Results) -> Mapping[str, float]:
@@ -182,7 +179,10 @@ class FirstImprovement(SearchMethod):
 
     def _neighbourhood(self, position: int) -> dict[int, GraphStates]:
         """Return the neighbours of an architecture by code, in random order, without refused ones."""
-        state, generator = self.history.states[position : position + 1], self.setup.generator(_NEIGHBOURS, position)
+        state, generator = (
+            self.history.states[position : position + 1],
+            self.setup.generator(position, Stream.NEIGHBOURS),
+        )
         states = neighbours(self.env, state, generator, num=_NUM_NEIGHBOURS)
         states = states[is_allowed(self.setup, states).nonzero().squeeze(1)]
         return {code: states[i : i + 1] for i, code in enumerate(self.env.identify(states).tolist())}

@@ -17,14 +17,13 @@ from torch import Tensor
 from gflownet.data.sampler import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, Group, LabelledGraphs, Numbers, nodes_at_ends
-from gflownet.workers.process import stream_seed
+from gflownet.workers.process import Stream, stream_seed
 
 _NUM_REFERENCES = 256  # random architectures: they determine means, deviations and the labels that are counted
 _CHUNK = 2_048  # architectures at a time, to bound memory
 _BOUND = 4.0  # of a standardised number
 _DECIMALS = 9  # sums over nodes in another order are equal
 _CONSTANT = 1e-9  # deviation below which a number is left out
-_REFERENCES = 3  # random stream
 
 
 class _Scale(NamedTuple):
@@ -56,7 +55,7 @@ class Descriptors:
 
     @cached_property
     def _references(self) -> GraphStates:
-        generator = torch.Generator().manual_seed(stream_seed(self._seed, _REFERENCES))
+        generator = torch.Generator().manual_seed(stream_seed(self._seed, Stream.DESCRIPTORS))
         return uniform_states(self.env, _NUM_REFERENCES, generator=generator)
 
     @cached_property

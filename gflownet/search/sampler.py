@@ -30,8 +30,8 @@ from gflownet.search.method import Candidates, Learned, Results, SearchMethod, S
 from gflownet.search.proposals import accepted, distinct, mutations, origin_of, unknown_mask
 from gflownet.search.surrogate import rank_correlation
 from gflownet.training.steps import map_tensors
+from gflownet.workers.process import Stream
 
-_RANDOM = 20  # random stream of the search
 _NUM_BEST = 64  # candidates under a condition into which backward trajectories are sampled
 _LOG_REWARD_OF_LAST = -10.0  # of these, where the temperature is chosen from the scores
 _MIN_SPREAD = 1e-3  # of their log-scores: equal scores give equal rewards
@@ -40,8 +40,7 @@ _NUM_RANDOM, _NUM_GENERATIONS, _NUM_CONDITIONS, _NUM_PARENTS, _NUM_MUTATIONS = 5
 # Learning rates of maximum likelihood and of the objective, which fall to 0.
 LIKELIHOOD_RATE, OBJECTIVE_RATE = 0.003, 0.0007
 _CHUNK = 4_096  # architectures predicted at once, to bound memory
-# Samples on which the trained sampler is checked, and their random stream.
-_NUM_CHECKED, _CHECK = 64, 2
+_NUM_CHECKED = 64  # samples on which the trained sampler is checked
 
 
 class ScoreModel:
@@ -198,7 +197,7 @@ class SamplerTarget:
         self._env, self._task = setup.context.env, setup.task
         self.predict = PredictedOnce(self._env, model, known)
         self.pool = setup.history.states
-        random = setup.random_draws(_RANDOM)(_NUM_RANDOM, generator)
+        random = setup.random_draws(Stream.SAMPLER_POOL)(_NUM_RANDOM, generator)
         predicted = self.predict(random)
         random_score = float(
             (predicted if predicted.dim() == 1 else predicted[:, score_column(self._task) or 0]).mean()
@@ -316,7 +315,7 @@ class Sampler(SearchMethod):
 
     def samples(self, **fixed: Any) -> TrajectoryBatch:
         """Return the samples that are checked, without exploration; some conditions are fixed."""
-        generator = self._generator(_CHECK)
+        generator = self._generator(Stream.CHECK)
         conditioning = capped_conditioning(self.setup.task, self.env, _NUM_CHECKED, generator, caps={}, **fixed)
         return sample_forward(self.setup.context, self.sampling(), conditioning=conditioning, generator=generator)
 

@@ -31,9 +31,8 @@ from gflownet.search.proposals import (
     unknown_mask,
 )
 from gflownet.search.surrogate import Calibration, Prediction, Surrogate
+from gflownet.workers.process import Stream
 
-# Random streams of a call.
-_RANDOM, _POOL, _, _ORDER, _BATCH = range(5)
 _NUM_DESIGN = 256  # random architectures of which the first ones are chosen
 _NUM_FANTASISED = 256  # best candidates of a pool, out of which a batch is chosen one by one
 _NUM_GENERATIONS = 2  # of mutations of the pool's best candidates
@@ -152,14 +151,14 @@ class SurrogateSearch(SearchMethod):
     def pool(self, call: int) -> Pool:
         """Return the candidates with the logarithm of their acquisition; equal values for a bad surrogate."""
         if self.calibration.is_worse_than_mean:
-            generator = self.setup.generator(call, _POOL)
+            generator = self.setup.generator(call, Stream.POOL)
             varied = mutations(self.env, best_states(self.history), self.config.proposals.num_mutations, generator)
             others = self.random_states(call)
             origin = origin_of((ProposalOrigin.MUTATION, len(varied)), (ProposalOrigin.RANDOM, len(others)))
             states = GraphStates.cat([varied, others])
             is_unknown = unknown_mask(self.history, states)
             return _equal(states[is_unknown], origin[is_unknown])
-        pool = self.evolved_pool(call, self.setup.generator(call, _POOL))
+        pool = self.evolved_pool(call, self.setup.generator(call, Stream.POOL))
         # That of the call before stays, because an interrupted call is repeated.
         self._kept = {**self._kept_before(call), call: pool.best(_NUM_KEPT)}
         return pool
@@ -200,13 +199,15 @@ class SurrogateSearch(SearchMethod):
     def random_states(self, call: int) -> GraphStates:
         """Return random unknown architectures, fewer where a space has hardly any left."""
         num = max(self.config.proposals.num_sampled, 1)
-        return random_unknown(self.history, num, self.setup.generator(call, _RANDOM))
+        return random_unknown(self.history, num, self.setup.generator(call, Stream.RANDOM))
 
     def _chosen(self, pool: Pool, num: int, call: int) -> Candidates:
-        order = sampled_order(pool.log_values, self.setup.generator(call, _ORDER), beta=self.config.acquisition.beta)
+        order = sampled_order(
+            pool.log_values, self.setup.generator(call, Stream.ORDER), beta=self.config.acquisition.beta
+        )
         is_joint = num > 1 or len(self.history.in_flight) > 0
         if is_joint and self._num_fitted and not self.calibration.is_worse_than_mean:
-            order = self._ordered_in_turn(pool, order, num, self.setup.generator(call, _BATCH))
+            order = self._ordered_in_turn(pool, order, num, self.setup.generator(call, Stream.BATCH))
         positions = accepted(pool.states, order, num, self.setup.is_refused_at)
         return Candidates(pool.states[positions], pool.origin[positions])
 
@@ -252,7 +253,7 @@ class SurrogateSearch(SearchMethod):
     @cached_property
     def _design(self) -> GraphStates:
         """Random architectures, those first whose descriptors are far from each other."""
-        states = self.setup.random_draws(0, _POOL)(_NUM_DESIGN, self.setup.generator(0, _RANDOM))
+        states = self.setup.random_draws(0, Stream.POOL)(_NUM_DESIGN, self.setup.generator(0, Stream.RANDOM))
         states = states[unknown_mask(History(self.env), states)]
         return states[spread_order(Descriptors(self.env, seed=self.setup.seed)(states))]
 

@@ -8,6 +8,7 @@ import os
 import random
 import threading
 from dataclasses import dataclass
+from enum import IntEnum, unique
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,25 @@ def set_worker_rng_seed(seed: int) -> None:
     get_worker_rng().seed((seed + (0 if info is None else info.id)) % 2**32)
 
 
+@unique
+class Stream(IntEnum):
+    """Random streams of a seed; those of a step, a round or a call follow its number."""
+
+    # Of a run.
+    POLICY, TRAJECTORIES, CERTIFICATE, AUXILIARY, MEMORY, RANDOM_NETWORKS, SEARCH, SAMPLER, LATENCY = range(9)
+    # Of a training step.
+    FRESH, REPLAYED, REPLAY_CHOICE, VALIDATION, GLOBAL, LOCAL_SEARCH, FINISHED, OFFLINE, TAUGHT = range(10, 19)
+    # Of a certificate, and of a sampling.
+    CONDITIONING, FORWARD, BACKWARD, INTERVALS, RULES, OPTIMUM, WALKS, LOSS = range(20, 28)
+    CHOICE, BACKWARD_CONDITIONING = range(28, 30)
+    # Of a search.
+    RANDOM, POOL, ORDER, BATCH, ACTIONS, POLICY_SAMPLES, TARGET, UPDATES, WEIGHTS, DESCRIPTORS = range(30, 40)
+    START, NEIGHBOURS, SAMPLER_POOL, CHECK = range(40, 44)
+
+
 def stream_seed(seed: int, *stream: int) -> int:
-    """Return the seed of one of a run's independent random streams, identified by one or more integers."""
-    return int(np.random.SeedSequence([seed, *stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    """Return the seed of one of the independent random streams of a seed: a `Stream`, or integers with one."""
+    return int(np.random.SeedSequence(seed, spawn_key=stream).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def seed_all(seed: int) -> None:

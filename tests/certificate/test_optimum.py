@@ -234,7 +234,7 @@ def test_collapsed_sampler_is_not_trained_enough(space, monkeypatch):
 
 def test_estimates_of_exact_network_name_their_states(space):
     lines = verdict(Case.of(space), max_states=5)[1]
-    assert lines[0].startswith("network: trained enough on the 12 states compared: flow consistency 0.0000 [0.0000, ")
+    assert lines[0].startswith("network: trained enough on the 15 states compared: flow consistency 0.0000 [0.0000, ")
     assert lines[1].startswith("log Z: right: learned 3.6943, estimated 3.6943")
 
 

@@ -22,6 +22,7 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import Origin, Trajectory
 from gflownet.workers.pool import WorkerError
+from gflownet.workers.process import Stream
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys
 from tests.data.rollouts import Config, CountsNodes, Parts, assert_same_tensors, num_nodes, parts, rollout, write_stop
@@ -57,7 +58,7 @@ def test_rollout_is_stateless(tmp_path):
         expected = list(islice(once.here(), 3))
         ours = {}
         for step in (2, 1, 3):  # replayed states depend on the history, samples do not
-            sampled = again.source._sample(step, 0, again.policy, Exploration(0.1), 6)
+            sampled = again.source._sample(step, Stream.FRESH, again.policy, Exploration(0.1), 6)
             ours[step] = sampled.terminal.num_nodes.tolist()
         assert [ours[step] for step in (1, 2, 3)] == [num_nodes(r) for r in expected]
 
@@ -302,7 +303,8 @@ def test_source_offline_graphs_uniform(tmp_path, two_way):
     entries = [{"graph": PATH.to_dict(), "score": 0.5}, {"graph": EDGE.to_dict(), "score": 0.25, "more": "ignored"}]
     config = OfflineConfig(path=written(tmp_path, *entries), num=40)
     offline = load_offline(config, undirected(), CountsNodes(Config()))
-    with parts(tmp_path, two_way=two_way, offline=offline, options={"offline": config}) as built:
+    replay = ReplayConfig(warmup=6, num_from_replay=3)
+    with parts(tmp_path, replay=replay, two_way=two_way, offline=offline, options={"offline": config}) as built:
         first, second = islice(built.here(), 2)
         env, batch = built.source.context.env, first.trajectories
         given = batch.split(1)[0].terminal[torch.arange(6, 46)]

@@ -176,7 +176,7 @@ def test_score_under_a_limit_is_the_objective_that_is_no_cost(objectives):
         target, history = target_of(trainer), method_of(trainer)[1]
         known = target.scale.scores[: len(history)]
         scores = known if limit else known[:, objectives.split(",").index("value")]
-        assert target.scale.random_score == pytest.approx(float(scores.mean()), abs=0.1)
+        assert target.scale.random_score == pytest.approx(float(scores.mean()), abs=0.15)
         assert spearman(scores.numpy(), torch.tensor(history.scores).numpy()) > 0.6
 
 
