@@ -102,7 +102,7 @@ def test_known_candidates_do_not_hold_back_new_ones(tmp_path):
     with dispatcher(trainer, tmp_path) as evaluator:
         ages = [step.metrics["sample_age"] for step in trainer.search.steps(evaluator)]
     assert len(ages) == 20
-    assert max(ages) <= 6  # rounds between proposal and training: 12 are in flight, 2 are learned together
+    assert max(ages) < 7  # rounds between proposal and training: 12 are in flight, 2 of them are learned together
 
 
 def test_candidates_in_flight_are_not_proposed_again(tmp_path, monkeypatch):
