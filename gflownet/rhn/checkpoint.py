@@ -110,10 +110,11 @@ def save_language_model(folder: Path, model: nn.Module) -> None:
 
 
 def load_language_model(folder: Path) -> RecurrentNetwork:
-    """Return the model saved in a folder, in evaluation mode, with weights of the saved dtype.
+    """Return the model saved in a folder, in evaluation mode, with weights of the saved dtype and its tokenizer.
 
     Raises:
-        UserError: the folder holds no language model, or a file is truncated, altered, or made for another config.
+        UserError: the folder holds no language model, a file is truncated, altered, or made for another config, or a
+            tokenizer that `load_text_codec` refuses.
     """
     path = folder / DESCRIPTION_NAME
     check_model_folder(folder)
@@ -127,6 +128,7 @@ def load_language_model(folder: Path) -> RecurrentNetwork:
     _check_shapes(folder / WEIGHTS_NAME, weights, _weights(model))
     model.load_state_dict(weights, assign=True, strict=False)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    model.codec = load_text_codec(folder)
     return model.eval()
 
 
@@ -159,9 +161,10 @@ def load_text_model(folder: Path) -> TextModel:
     """Return the model saved in a folder with its tokenizer.
 
     Raises:
-        UserError: as `load_language_model` and `load_text_codec`, or a vocabulary of another size than the tokenizer's.
+        UserError: as `load_language_model`, or a vocabulary of another size than the tokenizer's.
     """
-    model, codec = load_language_model(folder).decoder(), load_text_codec(folder)
+    network = load_language_model(folder)
+    model, codec = network.decoder(), network.codec
     if model.vocabulary_size != codec.vocabulary_size:
         expected = f"{codec.vocabulary_size} {'bytes' if codec is BYTES else 'tokens'}"
         raise UserError(f"{folder}: expected a model of {expected}, got one of {model.vocabulary_size} tokens")
