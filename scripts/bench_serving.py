@@ -30,11 +30,10 @@ from torch import Tensor
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
 from gflownet.rhn.serving.cache import CacheManager
-from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from gflownet.rhn.serving.generation import Stream
 from gflownet.rhn.serving.requests import Request
 from gflownet.rhn.serving.sampling import SamplingParams
-from gflownet.rhn.serving.scheduler import SchedulerConfig
 from scripts.bench import Row, at_least, cpu_seconds, figure, finish, interleaved, median_ratio, parse_arguments
 from scripts.rhn_sides import CASES, materialised
 

@@ -115,8 +115,7 @@ def _engine(folder: Path, max_slots: int) -> tuple[Engine, TextCodec]:
     check_model_folder(folder)
     # Imported here, so that --help and option errors do not import torch.
     from gflownet.rhn.checkpoint import load_text_model
-    from gflownet.rhn.serving.engine import Engine, EngineConfig
-    from gflownet.rhn.serving.scheduler import SchedulerConfig
+    from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 
     model, codec = load_text_model(folder)
     return Engine(model, EngineConfig(SchedulerConfig(max_slots=max_slots))), codec

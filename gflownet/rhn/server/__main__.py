@@ -134,8 +134,7 @@ def serve(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None
     from gflownet.rhn.checkpoint import load_text_model
-    from gflownet.rhn.serving.engine import Engine, EngineConfig
-    from gflownet.rhn.serving.scheduler import SchedulerConfig
+    from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 
     model, codec = load_text_model(options.folder)
     limits: Limits = options.limits

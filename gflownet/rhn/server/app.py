@@ -28,9 +28,8 @@ from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.requests import ChatRequest, CompletionRequest, SamplingFields, Submission
 from gflownet.rhn.server.responses import AnswerFormat, AnswerStream, ChatFormat, CompletionFormat, whole
 from gflownet.rhn.server.service import Service
-from gflownet.rhn.serving.engine import Engine
+from gflownet.rhn.serving.engine import Engine, QueueFullError
 from gflownet.rhn.serving.sampling import FinishReason
-from gflownet.rhn.serving.scheduler import QueueFullError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]

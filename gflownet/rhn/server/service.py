@@ -12,10 +12,9 @@ from http import HTTPStatus
 
 from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.requests import Submission
-from gflownet.rhn.serving.engine import Engine
+from gflownet.rhn.serving.engine import Engine, QueueFullError
 from gflownet.rhn.serving.requests import Event, FinishEvent, Request
 from gflownet.rhn.serving.sampling import FinishReason, Sampled
-from gflownet.rhn.serving.scheduler import QueueFullError
 from gflownet.rhn.text_codec import BYTES, TextCodec
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from gflownet.rhn.serving.requests import FinishEvent, Request, TokenEvent
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.serving.scheduler import SchedulerConfig
 from gflownet.rhn.text_codec import BYTES, TextCodec
 
 DEFAULT_PARAMS = SamplingParams()

@@ -21,8 +21,7 @@ from gflownet.rhn.server.__main__ import listen, main, uvicorn_server
 from gflownet.rhn.server.app import Access, create_app
 from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.service import Service
-from gflownet.rhn.serving.engine import Engine, EngineConfig
-from gflownet.rhn.serving.scheduler import SchedulerConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE
 from tests.running_server import metrics_of, serving_at

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving import sampler as sampler_module
-from gflownet.rhn.serving.logits_processors import RepetitionPenaltyLogitsProcessor
+from gflownet.rhn.serving.sampler import RepetitionPenaltyLogitsProcessor
 from tests.rhn.server.in_process import PATH, URL, talk
 
 ASKED: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 1}
