@@ -7,6 +7,7 @@ of the vocabulary.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -183,13 +184,10 @@ def largest_cell(make: Callable[[int], CellConfig], budget: int) -> CellConfig:
     Raises:
         ValueError: a network of width 1 has more.
     """
-    low, high = 0, _MAX_WIDTH
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if num_cell_parameters(make(middle)) <= budget else (low, middle)
-    if not low:
+    width = bisect_right(range(1, _MAX_WIDTH), budget, key=lambda width: num_cell_parameters(make(width)))
+    if not width:
         raise ValueError(f"expected a network of at most {budget:,} parameters, got more at width 1")
-    return make(low)
+    return make(width)
 
 
 def fit_cell_parameters(config: CellConfig, budget: int) -> CellConfig:

@@ -5,6 +5,7 @@ R is the number of rows (sequences of a batch), T of tokens, V of the vocabulary
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -291,11 +292,10 @@ def fit_parameters(config: StackConfig, budget: int) -> StackConfig:
     Feed-forward networks become a few units narrower or wider than their ratio if that is nearer. A stack without
     feed-forward networks is as near as whole widths allow.
     """
-    low, high = 1, _MAX_WIDTH
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if num_parameters(replace(config, width=middle)) <= budget else (low, middle)
-    candidates = [_adjusted(replace(config, width=width), units) for width in (low, high) for units in _ADJUSTMENTS]
+    widths = range(1, _MAX_WIDTH)
+    low = max(1, bisect_right(widths, budget, key=lambda width: num_parameters(replace(config, width=width))))
+    near = [replace(config, width=width) for width in (low, low + 1)]
+    candidates = [_adjusted(candidate, units) for candidate in near for units in _ADJUSTMENTS]
     return min(candidates, key=lambda candidate: abs(num_parameters(candidate) - budget))
 
 

@@ -97,6 +97,18 @@ class Engine:
         # Changed by `step` only. Sorted by slot, so that the states in use are contiguous.
         self._running: list[ActiveRequest] = []
 
+    def check(self, request: Request) -> None:
+        """Raise ValueError for a request that the model cannot answer."""
+        if not request.prompt:
+            raise ValueError("prompt: expected at least one token, got none")
+        size, state_shape, state = self._model.vocabulary_size, self._model.state_shape, request.state
+        if min(request.prompt) < 0 or max(request.prompt) >= size:
+            wrong = next(token for token in request.prompt if not 0 <= token < size)
+            raise ValueError(f"prompt: expected tokens of 0 .. {size - 1}, got {wrong}")
+        request.params.check_vocabulary(size, self._config.codec)
+        if state is not None and tuple(state.shape) != state_shape:
+            raise ValueError(f"state: expected {state_shape} as (layers, width), got {tuple(state.shape)}")
+
     def submit(self, request: Request) -> int:
         """Queue a request and return its id.
 
@@ -104,7 +116,7 @@ class Engine:
             ValueError: an empty prompt, a token outside the vocabulary, or a state of another shape.
             QueueFullError: too many requests are queued.
         """
-        request.check(self._model, self._config.codec)
+        self.check(request)
         answer, limits = Answer(request.params, self._config.codec), self._config.scheduler
         with self._lock:
             # A request that will get a free slot at the next step does not count as queued.

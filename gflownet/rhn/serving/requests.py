@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.text_codec import BYTES, TextCodec, TextStream
+from gflownet.rhn.text_codec import TextCodec, TextStream
 
 
 @dataclass(frozen=True)
@@ -23,18 +22,6 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     state: Tensor | None = None  # [layers, width] of the tokens before the prompt
     keep_state: bool = False  # whether the finish event holds the state to continue from
-
-    def check(self, model: LanguageModel, codec: TextCodec = BYTES) -> None:
-        """Raise ValueError for a request that the model cannot answer; `codec` decodes its tokens."""
-        if not self.prompt:
-            raise ValueError("prompt: expected at least one token, got none")
-        size = model.vocabulary_size
-        if min(self.prompt) < 0 or max(self.prompt) >= size:
-            wrong = next(token for token in self.prompt if not 0 <= token < size)
-            raise ValueError(f"prompt: expected tokens of 0 .. {size - 1}, got {wrong}")
-        self.params.check_vocabulary(size, codec)
-        if self.state is not None and tuple(self.state.shape) != model.state_shape:
-            raise ValueError(f"state: expected {model.state_shape} as (layers, width), got {tuple(self.state.shape)}")
 
 
 class TokenEvent(NamedTuple):

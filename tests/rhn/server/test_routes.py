@@ -88,7 +88,7 @@ def test_internal_error_has_openais_format_and_is_logged(
         response = await client.post(PATH, json={"model": "m", "prompt": "a"})
         assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
         assert "defect" not in response.text
-        (entry,) = [entry for entry in caplog.records if entry.name.endswith("server.errors")]
+        (entry,) = [entry for entry in caplog.records if entry.name.endswith("server.requests")]
         assert entry.exc_info is not None
         assert isinstance(entry.exc_info[1], KeyError)
 

@@ -9,8 +9,7 @@ import pytest
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.requests import Submission
+from gflownet.rhn.server.requests import RequestError, Submission
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from gflownet.rhn.serving.sampling import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 
 from gflownet.rhn.serving.requests import Answer
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.text_codec import BYTES, ByteCodec, StreamDecoder, TextStream, TokenizerCodec
+from gflownet.rhn.text_codec import BYTES, ByteCodec, StreamDecoder, TokenizerCodec
 
 
 def answer_of(
@@ -73,19 +73,13 @@ class Pieces(ByteCodec):
     def decode(self, tokens: Iterable[int]) -> str:
         return super().decode(b"".join(PIECES[token] for token in tokens))
 
-    def stream(self) -> TextStream:
+    def stream(self) -> StreamDecoder:
         return PieceStream()
 
 
-class PieceStream:
-    def __init__(self) -> None:
-        self._bytes = StreamDecoder()
-
+class PieceStream(StreamDecoder):
     def text(self, tokens: Iterable[int]) -> str:
-        return self._bytes.text(b"".join(PIECES[token] for token in tokens))
-
-    def rest(self) -> str:
-        return self._bytes.rest()
+        return super().text(b"".join(PIECES[token] for token in tokens))
 
 
 def texts_after(tokens: list[int]) -> list[str]:
