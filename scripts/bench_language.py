@@ -36,8 +36,7 @@ from gflownet.report.architectures import TOP_NAME
 from gflownet.rhn.config import Norm, RHNConfig, StackLayer
 from gflownet.train import main as train
 from scripts.bench import Row, figure, finish, parse_arguments
-from scripts.language_models import Form, from_search, narrow_state, rhn, stack, transformer
-from scripts.language_trials import Results, Trial, Trials
+from scripts.language_models import Form, Results, Trial, Trials, from_search, narrow_state, rhn, stack, transformer
 
 Sides = Mapping[str, Sequence[Form]]
 BUDGETS = "steps", "seconds"

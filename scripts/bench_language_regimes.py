@@ -36,8 +36,7 @@ from gflownet.rhn.config import RHNConfig, StackLayer
 from gflownet.training.optimisers import Adam
 from gflownet.training.steps import Steps
 from scripts.bench import Row, figure, finish, parse_arguments
-from scripts.language_models import Form, narrow_state, rhn, stack, transformer
-from scripts.language_trials import Results, Trials
+from scripts.language_models import Form, Results, Trials, narrow_state, rhn, stack, transformer
 
 IGNORED = -100  # target of a position that is not scored, as in torch's cross_entropy
 _MAX_GRADIENT_NORM = 1.0
