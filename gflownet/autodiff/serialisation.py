@@ -21,18 +21,20 @@ import torch
 from gflownet.autodiff.custom_node import FIELDS as CUSTOM_FIELDS
 from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, classes_by_name, described, settings_of
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, dtype_name, shortened
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
+    Indices,
     LeafKind,
     LeafNode,
     LinearNode,
     Node,
     NonlinearNode,
     TransformNode,
+    dtype_name,
 )
 from gflownet.autodiff.softmax import SOFTMAX_NODES
+from gflownet.autodiff.tokens import MAX_LENGTH, shortened
 
 Identifier = int | str
 Indexing = Literal["signed", "positive"]
