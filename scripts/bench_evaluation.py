@@ -127,16 +127,8 @@ def task_of(kind: type[GFNTask]) -> GFNTask:
 
 def run_search(folder: Path, *overrides: str) -> list[dict[str, float]]:
     """Run the digits search in a new process and return its metrics, one row per step."""
-    command = [
-        sys.executable,
-        "-m",
-        "gflownet.train",
-        "--config",
-        "digits",
-        f"log_dir={folder}",
-        "wandb.mode=disabled",
-        "final.top=0",
-    ]
+    command = [sys.executable, "-m", "gflownet.train", "--config", "digits", "wandb.mode=disabled", "final.top=0"]
+    command.append(f"log_dir={folder}")
     done = subprocess.run([*command, *overrides], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(overrides)}: exit status {done.returncode}: {done.stderr[-2_000:]}")
