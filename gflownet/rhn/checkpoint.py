@@ -124,8 +124,12 @@ def load_language_model(folder: Path) -> RecurrentNetwork:
         raise UserError(f"{path}: expected JSON, got invalid text: {error}") from None
     with torch.device("meta"):
         model = model_of(description, str(path))
-    weights = _read_weights(folder / WEIGHTS_NAME)
-    _check_shapes(folder / WEIGHTS_NAME, weights, _weights(model))
+    path = folder / WEIGHTS_NAME
+    try:
+        weights = load(path.read_bytes())
+    except SafetensorError as error:
+        raise UserError(f"{path}: the file is damaged: expected safetensors ({error})") from None
+    _check_shapes(path, weights, _weights(model))
     model.load_state_dict(weights, assign=True, strict=False)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     model.codec = load_text_codec(folder)
@@ -177,13 +181,6 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         by_identity.setdefault(id(tensor), (name, tensor))
     return dict(by_identity.values())
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return load(path.read_bytes())
-    except SafetensorError as error:
-        raise UserError(f"{path}: the file is damaged: expected safetensors ({error})") from None
 
 
 def _check_shapes(path: Path, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ from itertools import count, islice
 from operator import attrgetter
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.cache import CacheManager, PrefixCache, PromptPrefixes
+from gflownet.rhn.serving.cache import CacheManager, PrefixCache
 from gflownet.rhn.serving.prefill import Chunk, Prefill, PrefillConfig, read_chunk, read_tokens
 from gflownet.rhn.serving.requests import ActiveRequest, Answer, EngineMetrics, Event, Request, Tally, TokenEvent
 from gflownet.rhn.serving.sampler import Draw, TokenSampler
@@ -84,9 +84,8 @@ class Engine:
         self._clock = clock
         self._cache = CacheManager(self._model, max_slots)
         self._sampler = TokenSampler(max_slots, model.vocabulary_size, model.device)
-        self._tally = Tally()  # guarded by the lock below, as are its prefixes
-        prefixes = PrefixCache(self._config.prefix_bytes)
-        self._prefixes = PromptPrefixes(prefixes, interval=self._config.prefix_interval, tally=self._tally)
+        self._tally = Tally()  # guarded by the lock below, as are the prefixes
+        self._prefixes = PrefixCache(self._config.prefix_bytes, interval=self._config.prefix_interval)
         self._prefill = Prefill(self._config.prefill, interval=self._config.prefix_interval)
 
         self._lock = threading.Lock()
@@ -147,7 +146,7 @@ class Engine:
         """Return sums since the start, and the present load."""
         with self._lock:
             sums = replace(self._tally, finished=self._tally.finished.copy())
-            num_bytes = self._prefixes.cache.num_bytes
+            num_bytes = self._prefixes.num_bytes
             return EngineMetrics(sums, len(self._waiting), len(self._running), num_bytes)
 
     def step(self) -> list[Event]:
@@ -210,6 +209,9 @@ class Engine:
         for request_id in [*islice(self._waiting, self._config.scheduler.max_slots - len(self._running))]:
             request = self._waiting.pop(request_id)
             prefix = self._prefixes.first_state(request)
+            if self._prefixes.keeps(request):
+                self._tally.prefix_hits += prefix is not None
+                self._tally.prefix_misses += prefix is None
             request.slot = self._cache.allocate(request_id, request.request.state if prefix is None else prefix)
             request.admitted = now
             self._tally.num_admitted += 1

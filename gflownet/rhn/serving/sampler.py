@@ -296,11 +296,23 @@ class TokenSampler:
         return [errors.get(row, token) for row, token in enumerate(sampled)] if errors else sampled
 
     def _batch(self, slots: tuple[int, ...]) -> _Batch:
-        if slots not in self._batches:
-            if len(self._batches) >= MAX_BATCHES:
-                self._batches.clear()
-            self._batches[slots] = self._new_batch(slots)
-        return self._batches[slots]
+        """Return the constants of a combination of slots, from the cache if they are there."""
+        if slots in self._batches:
+            return self._batches[slots]
+        if len(self._batches) >= MAX_BATCHES:
+            self._batches.clear()
+        seats = tuple(self._seats[slot] for slot in slots)
+        uses, where = 0, torch.from_numpy(np.array(slots)).to(self._device)
+        for seat in seats:
+            uses |= seat.uses
+        processors: tuple[LogitsProcessor, ...] = ()
+        mask = None
+        if uses & _PROCESSED:
+            params = [seat.params for seat in seats]
+            processors, greedy = tuple(self._processors(uses, params, where)), [p.temperature == 0 for p in params]
+            mask = torch.tensor(greedy, device=self._device) if any(greedy) else None
+        batch = self._batches[slots] = _Batch(where, seats, uses, processors, mask)
+        return batch
 
     def _scores(self, batch: _Batch, logits: Tensor) -> Tensor:
         """Return the processed scores, float64 [R, V]."""
@@ -340,19 +352,6 @@ class TokenSampler:
         else:
             sampled = [self._plain[token] for token in tokens]
         return [token if has_draw else None for token, has_draw in zip(sampled, samples, strict=True)]
-
-    def _new_batch(self, slots: tuple[int, ...]) -> _Batch:
-        seats = tuple(self._seats[slot] for slot in slots)
-        uses = 0
-        for seat in seats:
-            uses |= seat.uses
-        where = torch.from_numpy(np.array(slots)).to(self._device)
-        if not uses & _PROCESSED:
-            return _Batch(where, seats, uses, (), None)
-        params = [seat.params for seat in seats]
-        greedy = [each.temperature == 0 for each in params]
-        mask = torch.tensor(greedy, device=self._device) if any(greedy) else None
-        return _Batch(where, seats, uses, tuple(self._processors(uses, params, where)), mask)
 
     def _processors(self, uses: int, params: Sequence[SamplingParams], slots: Tensor) -> list[LogitsProcessor]:
         """Return the processors that the requests need, in Hugging Face's order."""

@@ -170,7 +170,7 @@ def test_cached_prefix_is_skipped_and_counted() -> None:
         assert_close(sampled_of(events), sampled_of(wanted))
     metrics = engine.metrics()
     assert (metrics.sums.prefix_hits, metrics.sums.prefix_misses) == (4, 2)
-    assert metrics.prefix_bytes == len(engine._prefixes.cache) * 3 * 8 * 8
+    assert metrics.prefix_bytes == len(engine._prefixes) * 3 * 8 * 8
 
 
 def test_request_continues_from_the_state_of_a_finish_event() -> None:
