@@ -15,8 +15,17 @@ import torch
 from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
-from gflownet.autodiff.node_checks import Indices, dtype_name
-from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.nodes import (
+    ElementwiseNode,
+    Indices,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    TransformNode,
+    dtype_name,
+)
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE
 
 Form = Literal["transform", "+", "-", "*", "linear", "nonlinear", "cast", "custom"]

@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import IO, TYPE_CHECKING, Any
 
 from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, program, run_command
-from gflownet.cli.interrupts import StopRequest, stop_signals
+from gflownet.cli.interrupts import stop_signals
 from gflownet.errors import UserError, error_line
 from gflownet.files import parse_json
 from gflownet.rhn.text_codec import check_model_folder, encode
 
 if TYPE_CHECKING:
     from gflownet.rhn.serving.engine import Engine
-    from gflownet.rhn.serving.requests import FinishEvent
-    from gflownet.rhn.serving.sampling import Sampled, SamplingParams
+    from gflownet.rhn.serving.generation import Generation
+    from gflownet.rhn.serving.requests import Request
+    from gflownet.rhn.serving.sampling import SamplingParams
     from gflownet.rhn.text_codec import TextCodec
 
 # Sampling options of the command line and of a file of prompts: type, default, help.
@@ -115,11 +115,10 @@ def _engine(folder: Path, max_slots: int) -> tuple[Engine, TextCodec]:
     check_model_folder(folder)
     # Imported here, so that --help and option errors do not import torch.
     from gflownet.rhn.checkpoint import load_text_model
-    from gflownet.rhn.serving.engine import Engine, EngineConfig
-    from gflownet.rhn.serving.scheduler import SchedulerConfig
+    from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 
     model, codec = load_text_model(folder)
-    return Engine(model, EngineConfig(SchedulerConfig(max_slots=max_slots))), codec
+    return Engine(model, EngineConfig(SchedulerConfig(max_slots=max_slots), codec=codec)), codec
 
 
 def converse(options: argparse.Namespace) -> int:
@@ -185,61 +184,49 @@ def answer_file(options: argparse.Namespace) -> int:
         (prompt, _params(prompt.options, f"{options.prompts}: line {prompt.line}: "))
         for prompt in read_prompts(options.prompts, _sampling_options(options))
     ]
-    with new_file(options.out) as answers:
+    with new_file(options.out) as file:
         try:
             engine, codec = _engine(options.folder, options.max_slots)
         except BaseException:
             options.out.unlink()  # of this run, and empty
             raise
+        from gflownet.rhn.serving.generation import answers  # after the errors of the user: it imports torch
+
         progress = Progress(console=Console(stderr=True))
         with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped\n") as stop:
             task = progress.add_task("prompts", total=len(prompts))
-            for record in _answers(engine, codec, prompts, options.max_slots, stop):
-                answers.write(json.dumps(record, ensure_ascii=False) + "\n")
-                answers.flush()
+            requests = (_request(engine, codec, *each) for each in prompts)
+            running: Any = {"max_running": options.max_slots, "is_stopped": lambda: stop.signal is not None}
+            for place, answer in answers(engine, requests, **running):
+                record = _record(codec, prompts[place][0], answer)
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.flush()
                 progress.advance(task)
     return 0 if stop.signal is None else EXIT_SIGNAL + stop.signal
 
 
-def _answers(
-    engine: Engine,
-    codec: TextCodec,
-    prompts: Sequence[tuple[Prompt, SamplingParams]],
-    max_running: int,
-    stop: StopRequest,
-) -> Iterator[dict[str, Any]]:
-    """Yield the answer to each prompt when it is finished, until a signal."""
-    from gflownet.rhn.serving.requests import FinishEvent, Request, TokenEvent
+def _request(engine: Engine, codec: TextCodec, prompt: Prompt, params: SamplingParams) -> Request:
+    """Return the request of a prompt; a tokenizer may have no token for it."""
+    from gflownet.rhn.serving.requests import Request
 
-    waiting = iter(prompts)
-    running: dict[int, tuple[Prompt, list[Sampled]]] = {}
-    while stop.signal is None:
-        for prompt, params in islice(waiting, max_running - len(running)):
-            try:
-                request_id = engine.submit(Request(codec.encode(prompt.text), params))
-            except ValueError as error:  # a tokenizer may have no token for a prompt
-                raise UserError(f"--prompts: line {prompt.line}: {error}") from None
-            running[request_id] = prompt, []
-        if not running:
-            return
-        for event in engine.step():
-            if isinstance(event, TokenEvent):
-                running[event.request_id][1].append(event.sampled)
-            elif isinstance(event, FinishEvent):
-                prompt, sampled = running.pop(event.request_id)
-                yield _record(codec, prompt, sampled, event)
+    try:
+        request = Request(codec.encode(prompt.text), params)
+        engine.check(request)
+    except ValueError as error:
+        raise UserError(f"--prompts: line {prompt.line}: {error}") from None
+    return request
 
 
-def _record(codec: TextCodec, prompt: Prompt, sampled: Sequence[Sampled], end: FinishEvent) -> dict[str, Any]:
-    text = codec.decode(token for token, *_ in sampled)
+def _record(codec: TextCodec, prompt: Prompt, answer: Generation) -> dict[str, Any]:
     record: dict[str, Any] = {"line": prompt.line, "prompt": prompt.text, "options": dict(prompt.options)}
-    record |= {"text": text, "finish_reason": end.finish_reason, "num_tokens": end.num_tokens}
-    if end.error:
-        record["error"] = end.error
+    record |= {"text": codec.decode(answer.tokens), "finish_reason": answer.finish_reason}
+    record["num_tokens"] = len(answer.tokens)
+    if answer.error:
+        record["error"] = answer.error
     if prompt.options["logprobs"] is not None:
         record["logprobs"] = [
             {"token": token, "logprob": log_probability, "likeliest": likeliest}
-            for token, log_probability, likeliest in sampled
+            for token, log_probability, likeliest in answer.sampled
         ]
     return record
 
