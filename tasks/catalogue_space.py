@@ -3,8 +3,7 @@
 The graphs are ordered by similarity and get evenly spread codes of digits, so that graphs with a common prefix are
 similar. The choices write a code from left to right; each graph has one trajectory.
 
-Letters: B states, M graphs, L digits, V values of a digit, N nodes of the largest graph,
-G graphs, F features.
+Letters: B states, M graphs, N nodes of the largest graph, G graphs, F features.
 """
 
 from __future__ import annotations
@@ -19,20 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gflownet.envs.choice_limits import ListedSettings
+from gflownet.envs.choice_places import Place, Places
+from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.config import EnvConfig
-from gflownet.envs.slots import SequenceEnv
+from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
-from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import GraphDescription
-from gflownet.mdp.environment import Rule, Rules
-from gflownet.mdp.states import NO_EDGE, UNSET, Attribute, GraphStates, LabelledGraphs
+from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, LabelledGraphs
 
 KEY = "env.catalogue.graphs"
 
 
-class CatalogueEnv(SequenceEnv):
-    """Listed graphs, isomorphic ones once, as codes of digits; a trajectory stops when all digits are chosen."""
+class CatalogueEnv(ChoicesEnv):
+    """Listed graphs, isomorphic ones once, as codes of digits; a digit may be chosen once the one before it is."""
 
     def __init__(self, graphs: Sequence[Graph], *, branching: int = 8) -> None:
         """Order the graphs, of one class, and give them codes of digits below `branching`."""
@@ -40,47 +40,33 @@ class CatalogueEnv(SequenceEnv):
         ordered = [unique[key] for key in sorted(unique)]
         order = similarity_order([label_counts(graph.to_dict()) for graph in ordered])
         self.graphs = [ordered[index] for index in order]  # in the order of their codes
+        num, self.num_digits = len(self.graphs), 1
+        while branching**self.num_digits < num:
+            self.num_digits += 1
+        digits, names = tuple(range(branching)), [f"choice{place}" for place in range(self.num_digits)]
+        before = [(), *(((name, digits),) for name in names)]
+        places = Places(tuple(Place(name, digits, only_if) for name, only_if in zip(names, before, strict=False)))
+        codes = [index * branching**self.num_digits // num for index in range(num)]
+        weights = [branching**place for place in reversed(range(self.num_digits))]
+        settings = ({n: code // weight % branching for n, weight in zip(names, weights, strict=True)} for code in codes)
+        self._listed = ListedSettings(places, tuple(settings))
+        super().__init__(places, self._listed, attribute="branch")
         self.terminal_type = type(self.graphs[0])
-        num_digits = 1
-        while branching**num_digits < len(self.graphs):
-            num_digits += 1
-        super().__init__([f"choice{i}" for i in range(num_digits)], Attribute("branch", tuple(range(branching))))
-        self.branching, self.num_digits = branching, num_digits
-        codes = [index * branching**num_digits // len(self.graphs) for index in range(len(self.graphs))]
-        self._codes = torch.tensor(codes)  # [M]
-        # [L] value of each digit in a code, and first place of the prefixes of 1 to L digits in `_prefixes`
-        sizes = torch.tensor([branching**place for place in range(num_digits + 1)])
-        self._weights, self._offsets = sizes[:-1].flip(0), sizes[1:].cumsum(0) - sizes[1:]
         self._position = {graph.canonical_key(): position for position, graph in enumerate(self.graphs)}
-        self._graph_at = torch.full((branching**num_digits,), -1).index_put((self._codes,), torch.arange(len(codes)))
 
     def terminal(self, states: GraphStates, index: int) -> Any:
         return self.graphs[int(self.positions(states[index : index + 1])[0])]
 
     def positions(self, states: GraphStates) -> Tensor:
-        """Return the position in `graphs` of each state, [B] int64, -1 for an incomplete code."""
-        digits = states.node_attr[:, :, 0].long()
-        is_complete = (digits != UNSET).all(1)
-        return torch.where(is_complete, self._graph_at[(digits.clamp(min=0) * self._weights).sum(1)], -1)
+        """Return the position of the graph of each complete code, [B] int64, -1 for an incomplete one."""
+        agrees = self._listed.agrees(states.node_attr[:, :, 0]).view(torch.uint8).argmax(1)
+        return torch.where(self.filled(states).all(1), agrees, -1)
 
     def describe(self, candidate: Any) -> GraphDescription:
         position = self._position.get(candidate.canonical_key())
         if position is None:
             raise ValueError(f"expected one of {len(self.graphs)} listed graphs, got another one")
-        code = int(self._codes[position])
-        digits = [code // int(weight) % self.branching for weight in self._weights]
-        return GraphDescription(range(self.num_digits), [[digit] for digit in digits])
-
-    def forward_rules(self, states: GraphStates) -> Rules:
-        digits, rules = states.node_attr[:, :, 0].long(), super().forward_rules(states)
-        num_chosen = (digits != UNSET).sum(1)
-        # Weights of the digits within a prefix of this length.
-        prefix = (digits.clamp(min=0) * self._weights).sum(1) // self.branching ** (self.num_digits - num_chosen)
-        children = prefix[:, None] * self.branching + torch.arange(self.branching)
-        row = self._offsets[num_chosen.clamp(max=self.num_digits - 1)][:, None]
-        is_listed = self._prefixes[(row + children).clamp(max=len(self._prefixes) - 1)]
-        holds = {Kind.Stop: (self.positions(states) >= 0)[:, None, None], Kind.SetNodeAttr: is_listed[:, None, :]}
-        return {kind: [*rules[kind], Rule("no listed graph has these choices", each)] for kind, each in holds.items()}
+        return super().describe(Assignment.of(self._listed.settings[position]))
 
     def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
         """Return the listed graphs of complete codes, and graphs without nodes for the others."""
@@ -92,16 +78,6 @@ class CatalogueEnv(SequenceEnv):
             edges[positions].long().masked_fill(is_incomplete, NO_EDGE),
             torch.empty(len(states), 0, dtype=torch.int64),
         )
-
-    @cached_property
-    def _prefixes(self) -> Tensor:
-        """Return which prefixes a listed graph has: all of one digit, then all of two digits, and so on; bool."""
-        parts = []
-        for weight, place in zip(self._weights.tolist(), range(self.num_digits), strict=True):
-            part = torch.zeros(self.branching ** (place + 1), dtype=torch.bool)
-            part[self._codes // weight] = True
-            parts.append(part)
-        return torch.cat(parts)
 
     @cached_property
     def _arrays(self) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from gflownet.envs.choice_limits import SummedCosts
 from gflownet.envs.skeleton import KEY, NetworkWriter, Skeleton, Stage, Step, add_classifier, stage_starts
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
@@ -33,18 +34,6 @@ class Cell:
         return "".join(str(self.operations.index(str(operation))) for operation in cell.values)
 
 
-@dataclass(frozen=True)
-class SlotCosts:
-    """Parameters and multiply-adds of networks: those of the skeleton plus those of each place's operation."""
-
-    skeleton: OperationCost
-    places: tuple[tuple[OperationCost, ...], ...]  # [N places][V operations]
-
-    def of(self, choice: Sequence[int]) -> OperationCost:
-        """Return the cost of the operations at these positions, one per place."""
-        return sum((costs[value] for costs, value in zip(self.places, choice, strict=True)), self.skeleton)
-
-
 @dataclass(eq=False)
 class SlotNetworks(ABC):
     """Networks whose places each have an operation.
@@ -64,17 +53,16 @@ class SlotNetworks(ABC):
         return self._network([str(operation) for operation in candidate.values]).graph()
 
     @cached_property
-    def costs(self) -> SlotCosts:
+    def costs(self) -> SummedCosts:
         """Return the costs of every operation at every place; they add up."""
-        places = [[OperationCost()] * len(self.cell.operations) for _ in self.cell.places]
+        places = [[(0, 0)] * len(self.cell.operations) for _ in self.cell.places]
         for place, value, cost in self._place_costs():
-            places[place][value] = places[place][value] + cost
+            parameters, multiply_adds = places[place][value]
+            places[place][value] = parameters + cost.num_parameters, multiply_adds + cost.multiply_adds
         first = graph_cost(self.graph(Assignment(self.cell.places, (self.cell.operations[0],) * len(self.cell.places))))
-        of_places = sum((costs[0] for costs in places), OperationCost())
-        skeleton = OperationCost(
-            first.num_parameters - of_places.num_parameters, first.multiply_adds - of_places.multiply_adds
-        )
-        return SlotCosts(skeleton, tuple(map(tuple, places)))
+        parameters, multiply_adds = (sum(costs[0][axis] for costs in places) for axis in range(2))
+        base = first.num_parameters - parameters, first.multiply_adds - multiply_adds
+        return SummedCosts(base, tuple(map(tuple, places)))
 
     @abstractmethod
     def _network(self, choice: Sequence[str]) -> NetworkWriter:

@@ -4,182 +4,32 @@ Cells are identified by their places: two cells of NAS-Bench-201 with the same f
 In the graph of the operations of a cell with places, nodes 0 .. S - 1 are the operations, S is the input, S + 1 the
 output.
 
-Letters: B states or cells, N or S places, V operations, K numbers of empty places by class, F points of a Pareto front.
+Letters: B states or cells, S places, V operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
-from math import prod
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gflownet.envs.cell_design import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_OPERATIONS, SKELETONS, read_design
-from gflownet.envs.cell_networks import Cell, GraphNetworks, SlotCosts, ends_of
+from gflownet.envs.cell_networks import Cell, GraphNetworks, ends_of
+from gflownet.envs.choice_limits import SummedCosts
+from gflownet.envs.choice_places import Place, Places
+from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
-from gflownet.envs.slots import Caps, SlotEnv
 from gflownet.errors import UserError
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.typed import OperationCost
-from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
-from gflownet.mdp.environment import Environment, Rule, Rules
-from gflownet.mdp.states import NO_EDGE, NO_LIMIT, UNSET, Attribute, GraphStates, LabelledGraphs
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, LabelledGraphs
 from gflownet.operations.tensor_shape import Shape
-
-Point = tuple[int, int]  # parameters, multiply-adds
-
-MAX_FRONTS = 100_000
-
-
-@dataclass(frozen=True)
-class CostCaps:
-    """Costs of a space and its caps; masks are exact: an action is legal iff a cell within the caps completes it."""
-
-    costs: SlotCosts
-    max_parameters: int | None
-    max_multiply_adds: int | None
-
-    @property
-    def caps(self) -> Caps:
-        """Both caps."""
-        return self.max_parameters, self.max_multiply_adds
-
-    def __post_init__(self) -> None:
-        """Raise UserError where no cell fits, or where there are too many sums of costs to compare."""
-        if prod(num + 1 for num in self._class_sizes) > MAX_FRONTS:
-            raise UserError(
-                f"env.cells: caps need at most {MAX_FRONTS:,} combinations of places with different costs, got "
-                f"{prod(num + 1 for num in self._class_sizes):,}"
-            )
-        if not any(self._fits(point, self._budget.tolist()) for point in self._front_of[tuple(self._class_sizes)]):
-            smallest = self._front_of[tuple(self._class_sizes)]
-            least = [
-                min(point[axis] for point in smallest) + base for axis, base in enumerate(_point(self.costs.skeleton))
-            ]
-            raise UserError(
-                f"env.cells: expected a cell within max_parameters={self.max_parameters} and "
-                f"max_multiply_adds={self.max_multiply_adds}, got none; the smallest have {least[0]:,} and {least[1]:,}"
-            )
-
-    def least(self) -> Point:
-        """Return the smallest parameters and multiply-adds of networks within the caps."""
-        budget = self._budget.tolist()
-        within = [point for point in self._front_of[tuple(self._class_sizes)] if self._fits(point, budget)]
-        parameters, multiply_adds = (min(axis) for axis in zip(*within, strict=True))
-        base = _point(self.costs.skeleton)
-        return parameters + base[0], multiply_adds + base[1]
-
-    def sizes(self, positions: Tensor) -> Tensor:
-        """Return parameters and multiply-adds of the skeleton and the operations that are set, [B, 2]."""
-        index = positions.long().clamp(min=0)[:, :, None, None].expand(-1, -1, 1, 2)
-        cost = self._cost.expand(len(positions), -1, -1, -1).gather(2, index).squeeze(2)
-        return self._skeleton + (cost * (positions >= 0)[:, :, None]).sum(1)
-
-    def allowed(self, positions: Tensor, caps: Tensor) -> Tensor:
-        """Return which operation may be set at which empty place within caps [B, 2], [B, N, V].
-
-        `positions` are the operations, [B, N], -1 where empty.
-        """
-        is_empty = positions < 0
-        remaining = (caps - self.sizes(positions))[:, None, None, :] - self._cost[None]  # [B, N, V, 2]
-        key = (is_empty * self._weights).sum(1, keepdim=True) - self._weights  # [B, N], empty places after the action
-        points = self._fronts[key.clamp(min=0)]  # [B, N, F, 2]
-        return (points[:, :, None] <= remaining[:, :, :, None]).all(-1).any(-1)
-
-    def is_within(self, positions: Tensor, caps: Tensor) -> Tensor:
-        """Return whether the operations that are set can be completed within the caps [B, 2], [B] bool."""
-        key = ((positions < 0) * self._weights).sum(1)
-        return (self._fronts[key] <= (caps - self.sizes(positions))[:, None]).all(-1).any(-1)
-
-    @cached_property
-    def _budget(self) -> Tensor:
-        """Return what the caps leave to the cells, [2] int64."""
-        used = _point(self.costs.skeleton)
-        return torch.tensor(
-            [NO_LIMIT if cap is None else cap - base for cap, base in zip(self.caps, used, strict=True)]
-        )
-
-    @cached_property
-    def _skeleton(self) -> Tensor:
-        return torch.tensor(_point(self.costs.skeleton))
-
-    @cached_property
-    def _cost(self) -> Tensor:
-        """Return the costs of operations, [N, V, 2] int64."""
-        return torch.tensor([[_point(cost) for cost in costs] for costs in self.costs.places])
-
-    @cached_property
-    def _classes(self) -> dict[tuple[Point, ...], list[int]]:
-        """Return the places with equal costs, by their costs."""
-        classes: dict[tuple[Point, ...], list[int]] = {}
-        for place, costs in enumerate(self.costs.places):
-            classes.setdefault(tuple(map(_point, costs)), []).append(place)
-        return classes
-
-    @cached_property
-    def _class_sizes(self) -> list[int]:
-        return [len(places) for places in self._classes.values()]
-
-    @cached_property
-    def _weights(self) -> Tensor:
-        """Return the number that an empty place adds to the key of a front, [N] int64."""
-        weights, weight = [0] * len(self.costs.places), 1
-        for places in self._classes.values():
-            for place in places:
-                weights[place] = weight
-            weight *= len(places) + 1
-        return torch.tensor(weights)
-
-    @cached_property
-    def _front_of(self) -> dict[tuple[int, ...], list[Point]]:
-        """Return the smallest costs of numbers of empty places per class: no point is larger in both than another."""
-        fronts: dict[tuple[int, ...], list[Point]] = {}
-        choices = list(self._classes)
-        for counts in product(*(range(num + 1) for num in self._class_sizes)):
-            used = next((axis for axis, count in enumerate(counts) if count), None)
-            if used is None:
-                fronts[counts] = [(0, 0)]
-                continue
-            before = fronts[(*counts[:used], counts[used] - 1, *counts[used + 1 :])]
-            sums = {(a + c, b + d) for a, b in before for c, d in choices[used]}
-            fronts[counts] = _pareto(sorted(sums))
-        return fronts
-
-    @cached_property
-    def _fronts(self) -> Tensor:
-        """Return all fronts by key, [K, F, 2] int64; unused points cost more than every cap."""
-        ordered = [
-            self._front_of[tuple(reversed(counts))]
-            for counts in product(*(range(num + 1) for num in reversed(self._class_sizes)))
-        ]
-        size = max(map(len, ordered))
-        return torch.tensor([front + [(2 * NO_LIMIT,) * 2] * (size - len(front)) for front in ordered])
-
-    @staticmethod
-    def _fits(point: Point, budget: Sequence[int]) -> bool:
-        return all(cost <= left for cost, left in zip(point, budget, strict=True))
-
-
-def _pareto(points: Sequence[Point]) -> list[Point]:
-    """Return the points, sorted, that no other point undercuts."""
-    front: list[Point] = []
-    for point in points:
-        if not front or point[1] < front[-1][1]:
-            front.append(point)
-    return front
-
-
-def _point(cost: OperationCost) -> Point:
-    return cost.num_parameters, cost.multiply_adds
-
 
 _EDGE = 1
 
@@ -235,45 +85,11 @@ def has_graph(cell: Cell) -> bool:
 _INPUT, _OUTPUT = "input", "output"
 
 
-class CellEnv(SlotEnv):
-    """Cells with places for operations, filled in any order; finished when all are."""
-
-    def __init__(self, cell: Cell, caps: CostCaps | None = None) -> None:
-        super().__init__(
-            cell.places, Attribute("operation", cell.operations), (None, None) if caps is None else caps.caps
-        )
-        self.cell, self.caps = cell, caps
-        self._graphs = CellGraphs(cell) if has_graph(cell) else None
-
-    def sizes(self, states: GraphStates) -> Tensor:
-        """Return the costs with a cap, [B, K]."""
-        if self.caps is None:
-            return super().sizes(states)
-        return self.caps.sizes(states.node_attr[:, :, 0])[:, self.limited]
-
-    @property
-    def smallest_sizes(self) -> tuple[int, ...]:
-        """Return the smallest costs within the caps."""
-        return () if self.caps is None else tuple(self.caps.least()[axis] for axis in self.limited)
-
-    def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
-        """Return the graphs of the operations, with the operations of all places."""
-        return (
-            super().labelled_graphs(states) if self._graphs is None else self._graphs(states.node_attr[:, :, 0].long())
-        )
-
-    def forward_rules(self, states: GraphStates) -> Rules:
-        is_empty = states.node_attr == UNSET
-        stop = [Rule("a place is empty", ~is_empty.flatten(1).any(1)[:, None, None])]
-        set_operation = [Rule("the place is taken", is_empty)]
-        if self.caps is not None:
-            positions, caps = states.node_attr[:, :, 0], self.caps_of(states)
-            stop.append(Rule("the network exceeds a cap", self.caps.is_within(positions, caps)[:, None, None]))
-            set_operation.append(Rule("no network within the caps has it", self.caps.allowed(positions, caps)))
-        return {Kind.Stop: stop, Kind.SetNodeAttr: set_operation}
-
-    def backward_rules(self, states: GraphStates) -> Rules:
-        return {Kind.RemoveNodeAttr: [Rule("the place is empty", states.node_attr != UNSET)]}
+def cell_env(cell: Cell, costs: SummedCosts | None = None) -> ChoicesEnv:
+    """Return the environment of cells with places for operations, filled in any order; `costs` has their caps."""
+    places = Places(tuple(Place(name, cell.operations) for name in cell.places))
+    graphs = CellGraphs(cell) if has_graph(cell) else None
+    return ChoicesEnv(places, costs, attribute="operation", absent="", graphs=graphs)
 
 
 class CellGraphEnv(ComputationGraphEnv):
@@ -332,12 +148,12 @@ class CellsContext(GraphBuildingEnvContext):
             cls._check(cells)
             return CellGraphEnv(NB101_OPERATIONS, max_vertices=cells.max_vertices)
         if is_table(cells):
-            return CellEnv(CELLS[cells.name])
+            return cell_env(CELLS[cells.name])
         networks = read_design(cells).networks(*sizes_of(input_sizes, output_sizes))
         assert not isinstance(networks, GraphNetworks)
         costs = networks.costs  # computed without caps, too: it checks that every operation fits its places
-        caps = CostCaps(costs, cells.max_parameters, cells.max_multiply_adds) if has_caps(cells) else None
-        return CellEnv(networks.cell, caps)
+        caps = cells.max_parameters, cells.max_multiply_adds
+        return cell_env(networks.cell, replace(costs, caps=caps) if has_caps(cells) else None)
 
 
 def has_caps(cells: CellsEnvConfig) -> bool:

@@ -6,7 +6,7 @@ import networkx as nx
 import torch
 from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
-from gflownet.envs.cells import CellEnv
+from gflownet.envs.choice_limits import SummedCosts
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
@@ -24,12 +24,11 @@ from tests.oracles.labelled_dag import LabelledDAGOracle
 from tests.oracles.operation_graph import OperationGraphOracle, SharingOracle
 from tests.oracles.slots import (
     BitSequenceOracle,
-    CappedCellsOracle,
     CatalogueOracle,
-    CellsOracle,
     ChoicesOracle,
     HypergridOracle,
     RecurrentStackOracle,
+    settings_within,
 )
 from tests.oracles.tensor_graph import TensorGraphOracle
 
@@ -57,13 +56,17 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
             max_nodes=env.vocabulary.max_nodes,
             functions=node_attributes.get("function", ()),
         )
-    if isinstance(env, ChoicesEnv):
-        capped = None if env.capped is None else env.capped.settings
-        return ChoicesOracle(env.vocabulary.node_types, env.values, env.places, settings=capped)
     if isinstance(env, CatalogueEnv):
-        return CatalogueOracle(env.vocabulary.node_types, num_graphs=len(env.graphs), branching=env.branching)
+        return CatalogueOracle(env.vocabulary.node_types, num_graphs=len(env.graphs), branching=len(env.values))
     if isinstance(env, RecurrentStackEnv):
-        return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=env.choices)
+        choices = {place.name: place.values for place in env.places.places}
+        return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=choices)
+    if isinstance(env, ChoicesEnv):
+        attribute, settings = env.vocabulary.node_attributes[0].name, None
+        if env.limits is not None:
+            limits = env.limits
+            settings = settings_within(env.places, limits) if isinstance(limits, SummedCosts) else limits.settings
+        return ChoicesOracle(env.vocabulary.node_types, attribute, env.values, env.places, settings=settings)
     if isinstance(env, OperationGraphEnv):
         return (SharingOracle if env.share else OperationGraphOracle)(
             env.input_shapes,
@@ -76,9 +79,7 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
             max_hidden_nodes=env.max_hidden_nodes,
             max_edges=env.max_edges,
         )
-    if isinstance(env, CellEnv) and env.caps is not None:
-        return CappedCellsOracle(env.vocabulary.node_types, env.values, env.caps)
-    for kind, slots in ((HypergridEnv, HypergridOracle), (BitSequenceEnv, BitSequenceOracle), (CellEnv, CellsOracle)):
+    for kind, slots in ((HypergridEnv, HypergridOracle), (BitSequenceEnv, BitSequenceOracle)):
         if isinstance(env, kind):
             return slots(env.vocabulary.node_types, env.vocabulary.node_attributes[0].name, env.values)
     assert isinstance(env, ComputationGraphEnv)

@@ -69,7 +69,7 @@ def test_read_stack_returns_chosen_layers() -> None:
         ({"cell[1]": "gru", "rank": "2"}, "a choice was made that this stack does not have"),
         ({"cell[1]": "rhn", "rank": "2", "ratio": "2", "beta[1]": "on"}, "a choice is missing"),
         ({"cell[2]": "gru"}, "a choice is missing"),
-        ({"cell[1]": "4"}, "a place has a value of another one"),
+        ({"cell[1]": "4"}, r"cell\[1\]: expected a value out of .*got '4'"),
         ({}, "a stack has at least one layer"),
         ({"cell[1]": "rnn"}, r"expected a value out of .*got 'rnn'"),
     ],
