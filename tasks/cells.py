@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gflownet.envs.cell_design import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_OPERATIONS, read_design
 from gflownet.envs.cell_networks import Cell
+from gflownet.envs.cells import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_OPERATIONS, read_design
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.recorded_tables import Table, limits_of, listed, means

@@ -19,7 +19,7 @@ from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
 from gflownet.operations.tensor_shape import Shape
-from tasks.catalogue_space import CatalogueEnv
+from tasks.catalogue import CatalogueEnv
 from tasks.recurrent_stacks import RecurrentStackEnv
 
 

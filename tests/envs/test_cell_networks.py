@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gflownet.envs.cell_design import CIFAR_CLASSES, CIFAR_SHAPE, read_design
 from gflownet.envs.cell_networks import GraphNetworks, SlotNetworks, in_topological_order, vertex_channels
-from gflownet.envs.cells import CellsContext
+from gflownet.envs.cells import CIFAR_CLASSES, CIFAR_SHAPE, CellsContext, read_design
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment

@@ -10,12 +10,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.envs.cell_design import NAS_BENCH_201, NAS_BENCH_MACRO, NB101_OPERATIONS
 from gflownet.envs.cell_networks import Cell
-from gflownet.envs.cells import CellGraphEnv, CellsContext, cell_env
+from gflownet.envs.cells import NAS_BENCH_201, NAS_BENCH_MACRO, NB101_OPERATIONS, CellGraphEnv, CellsContext, cell_env
 from gflownet.envs.choice_limits import SummedCosts
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.errors import UserError
@@ -105,12 +103,6 @@ def test_cell_graph_env_with_one_vertex_raises():
         CellGraphEnv(("a",), max_vertices=1)
 
 
-def test_cells_context_from_config():
-    config = EnvConfig(cells=CellsEnvConfig(name="nb_macro"))
-    env = CellsContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=1).env
-    assert env.vocabulary.node_types == tuple(f"layer{i}" for i in range(8))
-
-
 DIGITS = Shape.of((1, 8, 8))
 
 
@@ -190,10 +182,3 @@ def test_labelled_graphs_of_layers_form_chain():
     graphs = env.labelled_graphs(random_terminal_states(env, 3, seed=1))
     chain = [(8, 0), *((layer, layer + 1) for layer in range(7)), (7, 9)]
     assert all(sorted(map(tuple, edges.nonzero().tolist())) == sorted(chain) for edges in graphs.edges)
-
-
-def test_labelled_graphs_of_unfinished_cells_have_no_empty_places():
-    env = cells("nb201")
-    graphs = env.labelled_graphs(env.initial_states(2))
-    assert torch.equal(graphs.exists.nonzero()[:, 1], torch.tensor([6, 7, 6, 7]))
-    assert not bool(graphs.edges.any())

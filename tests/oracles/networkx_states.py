@@ -6,7 +6,6 @@ import networkx as nx
 import torch
 from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
-from gflownet.envs.choice_limits import SummedCosts
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
@@ -16,20 +15,13 @@ from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.action import GraphAction, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
-from tasks.catalogue_space import CatalogueEnv
+from tasks.catalogue import CatalogueEnv
 from tasks.recurrent_stacks import RecurrentStackEnv
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.labelled_dag import LabelledDAGOracle
 from tests.oracles.operation_graph import OperationGraphOracle, SharingOracle
-from tests.oracles.slots import (
-    BitSequenceOracle,
-    CatalogueOracle,
-    ChoicesOracle,
-    HypergridOracle,
-    RecurrentStackOracle,
-    settings_within,
-)
+from tests.oracles.slots import BitSequenceOracle, CatalogueOracle, ChoicesOracle, HypergridOracle, RecurrentStackOracle
 from tests.oracles.tensor_graph import TensorGraphOracle
 
 
@@ -62,11 +54,8 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
         choices = {place.name: place.values for place in env.places.places}
         return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=choices)
     if isinstance(env, ChoicesEnv):
-        attribute, settings = env.vocabulary.node_attributes[0].name, None
-        if env.limits is not None:
-            limits = env.limits
-            settings = settings_within(env.places, limits) if isinstance(limits, SummedCosts) else limits.settings
-        return ChoicesOracle(env.vocabulary.node_types, attribute, env.values, env.places, settings=settings)
+        attribute = env.vocabulary.node_attributes[0].name
+        return ChoicesOracle(env.vocabulary.node_types, attribute, env.values, env.places, limits=env.limits)
     if isinstance(env, OperationGraphEnv):
         return (SharingOracle if env.share else OperationGraphOracle)(
             env.input_shapes,

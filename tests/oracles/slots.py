@@ -6,7 +6,7 @@ from itertools import product
 
 import networkx as nx
 
-from gflownet.envs.choice_limits import SummedCosts
+from gflownet.envs.choice_limits import ListedSettings, SummedCosts
 from gflownet.envs.choice_places import Places, Setting
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
@@ -133,11 +133,11 @@ class ChoicesOracle(CellsOracle):
         texts: Sequence,
         places: Places,
         *,
-        settings: Sequence[Setting] | None,
+        limits: ListedSettings | SummedCosts | None,
     ) -> None:
         super().__init__(names, attribute, texts)
         self.places = places
-        self.settings = [with_texts(setting) for setting in settings or brute_force_settings(places)]
+        self.settings = [with_texts(setting) for setting in settings_within(places, limits)]
         self.conditions = {place.name: [name for name, _ in place.only_if] for place in places.places}
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
@@ -169,14 +169,17 @@ def brute_force_settings(places: Places) -> list[Setting]:
     return settings
 
 
-def settings_within(places: Places, costs: SummedCosts) -> list[Setting]:
-    """Return the settings of places without conditions whose sum of costs is within the caps."""
-    limits, settings = [float("inf") if cap is None else cap for cap in costs.caps], []
-    for values in product(*(place.values for place in places.places)):
-        choice = [place.values.index(value) for place, value in zip(places.places, values, strict=True)]
-        if all(cost <= limit for cost, limit in zip(costs.of(choice), limits, strict=True)):
-            settings.append(dict(zip(places.by_name, values, strict=True)))
-    return settings
+def settings_within(places: Places, limits: ListedSettings | SummedCosts | None) -> Sequence[Setting]:
+    """Return the settings that are listed, or whose sum of costs is within the caps, or all."""
+    if isinstance(limits, ListedSettings):
+        return limits.settings
+    settings = brute_force_settings(places)
+    if limits is None:
+        return settings
+    caps = [float("inf") if cap is None else cap for cap in limits.caps]
+    choices = ([place.values.index(setting[place.name]) for place in places.places] for setting in settings)
+    costs = map(limits.of, choices)
+    return [s for s, cost in zip(settings, costs, strict=True) if cost[0] <= caps[0] and cost[1] <= caps[1]]
 
 
 def with_texts(setting: Setting) -> dict[str, object]:
