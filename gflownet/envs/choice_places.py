@@ -179,7 +179,16 @@ def _conditions(declaration: Mapping[str, Any], name: str) -> tuple[tuple[str, t
     if not isinstance(conditions, Mapping):
         raise UserError(f"{KEY}.{name}.only_if: expected place: value or values, got {conditions!r}")
     flat = dict(_flat(conditions, ""))
-    return tuple((place, _values(_as_list(value), f"{KEY}.{name}.only_if.{place}")) for place, value in flat.items())
+    return tuple(
+        (
+            place,
+            _values(
+                value if isinstance(value, Sequence) and not isinstance(value, str) else [value],
+                f"{KEY}.{name}.only_if.{place}",
+            ),
+        )
+        for place, value in flat.items()
+    )
 
 
 def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -188,10 +197,6 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def _check_condition(places: Places, place: Place, name: str, values: tuple[Value, ...]) -> None:

@@ -125,7 +125,11 @@ class TensorGraphEnv(Environment):
         self.inputs = {name: tuple(shape) for name, shape in inputs.items()}
         self.max_operations, self.max_rank = max_operations, max_rank
         self._check(operations, new_extents)
-        ends = [x for name, shape in self.inputs.items() for x in (name, *axis_names(name, shape))]
+        ends = [
+            x
+            for name, shape in self.inputs.items()
+            for x in (name, *(axis_name(name, axis, extent) for axis, extent in enumerate(shape)))
+        ]
         indices = [KEEP, SUM, *(f"{NEW}:{extent}" for extent in new_extents)]
         types = (*ends, *operations, *indices)
         self.kinds = TensorKinds(types, self.inputs, operations)
@@ -365,8 +369,3 @@ class TensorGraphContext(GraphBuildingEnvContext):
         flags = [facts.is_open, facts.is_pending, facts.is_sink, facts.rank / 4, facts.num_operands / 2]
         extents = facts.extent[:, :, None] == self.env.extents
         return torch.cat([extents.float(), torch.stack([flag.float() for flag in flags], -1)], -1)
-
-
-def axis_names(name: str, shape: Sequence[int]) -> list[str]:
-    """Return the node types of an input's axes."""
-    return [axis_name(name, axis, extent) for axis, extent in enumerate(shape)]
