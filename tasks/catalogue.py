@@ -230,6 +230,7 @@ class CatalogueTask(GFNTask):
             fields = CurveFields(options.column, options.test_column, options.seconds_column, options.status_column)
             self.curves = fields.read(read_listed_graphs(path, key=KEY), path=path)
             self.objectives = (SCORE, *sorted({name for curve in self.curves.values() for name in curve.fields}))
+            self.costs = dict.fromkeys(self.objectives[1:], 1.0)
         super().__init__(config)
         successful = [curve for curve in self.curves.values() if curve.error is None]
         if not successful:
@@ -247,7 +248,10 @@ class CatalogueTask(GFNTask):
         self._num_epochs = num_epochs
         self._caps = limits_of(options.max, key="task_options.max")
         self._check_fields(path)
-        self._targets = self._medians() | limits_of(options.targets, key="task_options.targets")
+        measured = [name for name in self.chosen_objectives if name != SCORE]
+        values = {name: [c.fields[name] for c in self.curves.values() if name in c.fields] for name in measured}
+        self.costs = {name: median(each) or 1.0 for name, each in values.items()}
+        self.costs |= limits_of(options.targets, key="task_options.targets")
 
     def fingerprint(self) -> str:
         """Return a digest of the recorded results."""
@@ -289,12 +293,8 @@ class CatalogueTask(GFNTask):
             if value is None or value > limit:
                 shown = "none" if value is None else f"{value:g}"
                 return f"expected at most {limit:g} of {name} (task_options.max), got {shown}"
-        missing = [name for name in self._targets if name in self.chosen_objectives and name not in fields]
+        missing = [name for name in self.chosen_objectives if name != SCORE and name not in fields]
         return f"expected a value of {missing[0]} (evaluation.objectives), got none" if missing else None
-
-    def utility(self, objective: str, value: float) -> float:
-        """Return the score itself, or 1 / (1 + value / target) of a cost: 1/2 at its target."""
-        return value if objective == SCORE else 1 / (1 + value / self._targets[objective])
 
     def score_of(self, value: float) -> float:
         """Return the score of a recorded value: itself, or 1 / (1 + cost / target)."""
@@ -315,12 +315,6 @@ class CatalogueTask(GFNTask):
         if key not in self.curves:
             raise ValueError(f"{self.config.env.catalogue.graphs}: expected a line with this graph, got none")
         return self.curves[key]
-
-    def _medians(self) -> dict[str, float]:
-        """Return the median of every field that is an objective of this run."""
-        names = [name for name in self.chosen_objectives if name != SCORE]
-        values = {name: [c.fields[name] for c in self.curves.values() if name in c.fields] for name in names}
-        return {name: median(each) or 1.0 for name, each in values.items()}
 
     def _check_fields(self, path: str) -> None:
         """Raise UserError for named fields that no line has, and for values outside of their range."""
