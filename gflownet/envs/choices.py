@@ -49,6 +49,7 @@ class ChoicesEnv(SlotEnv):
         self._value_at = [{places.texts.index(text_of(v)): v for v in place.values} for place in places.places]
         # [N, V]
         self._allowed = torch.tensor([[p in values for p in range(len(places.texts))] for values in self._value_at])
+        self._has_all_values = bool(self._allowed.all())
         conditions = [(n, *item) for n, place in enumerate(places.places) for item in place.only_if]
         self._owner = torch.tensor([owner for owner, _, _ in conditions], dtype=torch.int64)  # [K]
         self._read = torch.tensor([names.index(name) for _, name, _ in conditions], dtype=torch.int64)  # [K]
@@ -95,16 +96,18 @@ class ChoicesEnv(SlotEnv):
         return GraphDescription(range(len(positions)), positions)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        filled, exists = self.filled(states), self._exist(states)
-        set_rules = [
-            Rule("the place has a value", ~filled[:, :, None]),
-            Rule("the place does not exist with these values", exists[:, :, None]),
-            Rule("the value is of another place", self._allowed[None]),
-        ]
-        stop_rules = [
-            Rule("a place has no value", (filled | ~exists).all(1)[:, None, None]),
-            Rule.of_graph("a place has a value and does not exist with the other values", (exists | ~filled).all(1)),
-        ]
+        filled = self.filled(states)
+        set_rules = [Rule("the place has a value", ~filled[:, :, None])]
+        if len(self._read):  # otherwise every place exists: few operations
+            exists = self._exist(states)
+            set_rules.append(Rule("the place does not exist with these values", exists[:, :, None]))
+            text = "a place has a value and does not exist with the other values"
+            stop_rules = [Rule.of_graph(text, (exists | ~filled).all(1))]
+            stop_rules.append(Rule.of_graph("a place has no value", (filled | ~exists).all(1)))
+        else:
+            stop_rules = [Rule.of_graph("a place has no value", filled.all(1))]
+        if not self._has_all_values:
+            set_rules.append(Rule("the value is of another place", self._allowed[None]))
         if self.limits is not None:
             values, is_within = self.limits.fits(states.node_attr[:, :, 0], self.caps_of(states))
             set_rules.append(Rule("no setting within the caps has this value and the ones set before", values))
@@ -113,13 +116,11 @@ class ChoicesEnv(SlotEnv):
 
     def backward_rules(self, states: GraphStates) -> Rules:
         filled = self.filled(states)
-        is_read = (filled.float() @ self._reads) > 0
-        return {
-            Kind.RemoveNodeAttr: [
-                Rule("the place has no value", filled[:, :, None]),
-                Rule("a place that is set exists only with this value", ~is_read[:, :, None]),
-            ]
-        }
+        rules = [Rule("the place has no value", filled[:, :, None])]
+        if len(self._read):
+            is_read = (filled.float() @ self._reads) > 0
+            rules.append(Rule("a place that is set exists only with this value", ~is_read[:, :, None]))
+        return {Kind.RemoveNodeAttr: rules}
 
     def _exist(self, states: GraphStates) -> Tensor:
         """Return the places whose conditions hold, [B, N] bool."""
