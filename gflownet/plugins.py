@@ -148,7 +148,7 @@ class BuiltIn:
 HIGHER_ROWS: Mapping[str, Mapping[str, BuiltIn]] = {
     "activation": {"rhn": BuiltIn("gflownet.rhn.operation:RHNActivation", "layer of a Recurrent Hyper Network")},
     "environment": {
-        "catalogue": BuiltIn("gflownet.tasks.catalogue_space:CatalogueContext", "graphs listed in a file"),
+        "catalogue": BuiltIn("gflownet.tasks.catalogue:CatalogueContext", "graphs listed in a file"),
         "recurrent_stack": BuiltIn("gflownet.tasks.recurrent_stacks:RecurrentStackContext", "stacks of RNN layers"),
     },
     "operation": {"rhn": BuiltIn("gflownet.rhn.operation:RHN", "layer of a Recurrent Hyper Network over a sequence")},

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gflownet.config import load_config, with_task_options
-from gflownet.envs.cell_design import CELLS, NAS_BENCH_201, NAS_BENCH_MACRO
 from gflownet.envs.cell_networks import Cell
+from gflownet.envs.cells import CELLS, NAS_BENCH_201, NAS_BENCH_MACRO
 from gflownet.errors import UserError
 from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.job import EvaluationStatus
