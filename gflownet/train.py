@@ -75,10 +75,10 @@ def _build(command: Command) -> GFNTrainer | None:
         print(help_text(_chosen_schemas(command)), flush=True)
         return None
     # Imported here and below: --help waits neither for the checks nor for torch.
+    from gflownet.cli.console import StartUp
     from gflownet.config import Config, command_config, default_folder, to_yaml
     from gflownet.objectives.config import OBJECTIVES
     from gflownet.run.extensions import check_start, validate
-    from gflownet.run.startup import StartUp
 
     config = command_config(command.config, command.overrides)
     validate(config)

@@ -1,4 +1,3 @@
-from .local_search import LocalSearch as LocalSearch
 from .replay import ActionSequences as ActionSequences
 from .replay import ReplayBuffer as ReplayBuffer
 from .replay import SeenStates as SeenStates
@@ -7,6 +6,7 @@ from .rollouts import worker_samples as worker_samples
 from .sampler import Exploration as Exploration
 from .sampler import sample_backward as sample_backward
 from .sampler import sample_forward as sample_forward
+from .source import LocalSearch as LocalSearch
 from .source import Rollout as Rollout
 from .source import SourceOptions as SourceOptions
 from .source import TrajectorySource as TrajectorySource

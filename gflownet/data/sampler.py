@@ -47,7 +47,7 @@ class Exploration:
         return tempered.mixed(self.random_action_prob)
 
 
-class Step(NamedTuple):
+class SampledStep(NamedTuple):
     """One step of the unfinished trajectories."""
 
     states: GraphStates
@@ -82,7 +82,7 @@ def sample_forward(
         walks = table.walk(policy, encoding, exploration.of, generator)
         actions, backward = table.actions(walks)
         states, log_backward = table.states[walks.state], table.log_backward[walks.after]
-        step = Step(states, walks.trajectory, actions, backward, log_backward)
+        step = SampledStep(states, walks.trajectory, actions, backward, log_backward)
         return _joined(context.env, step, conditioning, Origin.SAMPLED)
     steps = sampled_steps(context, policy, conditioning, generator, exploration, device)
     steps = steps if device == _CPU else [_in_main_memory(steps, device)]
@@ -96,7 +96,7 @@ def sampled_steps(
     generator: torch.Generator,
     exploration: Exploration,
     device: torch.device,
-) -> list[Step]:
+) -> list[SampledStep]:
     """Return the steps of one trajectory per conditioning from the initial state, computed on a device.
 
     Waits for the device once per step (`Environment.read_ahead`). The tensors are those of inference mode, which is a
@@ -158,7 +158,7 @@ def sample_backward(
     with torch.inference_mode():
         stop = torch.zeros(len(terminal), dtype=torch.int64)
         stops = ActionBatch(stop + int(GraphActionType.Stop), stop, stop)
-        steps = [Step(terminal, torch.arange(len(terminal)), stops, stops, torch.zeros(len(stop)))]
+        steps = [SampledStep(terminal, torch.arange(len(terminal)), stops, stops, torch.zeros(len(stop)))]
         steps += _roll_back(context, terminal, conditioning.encoding, generator, policy)
     return assembled(context.env, steps[::-1], conditioning, Origin.RESAMPLED)
 
@@ -185,13 +185,13 @@ def chosen_by(
     return choose
 
 
-def roll_out(env: Environment, states: GraphStates, choose: Choose) -> list[Step]:
+def roll_out(env: Environment, states: GraphStates, choose: Choose) -> list[SampledStep]:
     """Return the steps from any B states until each trajectory has stopped."""
     alive, steps = torch.arange(len(states), device=states.num_nodes.device), []
     while len(alive):
         actions = choose(states, alive)
         log_backward = torch.zeros(len(alive), device=alive.device)
-        steps.append(Step(states, alive, actions, None, log_backward))
+        steps.append(SampledStep(states, alive, actions, None, log_backward))
         largest = None
         if alive.device != _CPU:
             actions, largest = env.read_ahead(states, actions)
@@ -211,19 +211,19 @@ def _device_of_states(context: GraphBuildingEnvContext, policy: PolicyFunction) 
     return policy.device if is_there else _CPU
 
 
-def _in_main_memory(steps: Sequence[Step], device: torch.device) -> Step:
+def _in_main_memory(steps: Sequence[SampledStep], device: torch.device) -> SampledStep:
     """Return all steps as one in main memory; waits for the device once."""
     states = GraphStates.cat([s.states for s in steps])
     actions = ActionBatch.cat([s.actions for s in steps])
     trajectory, log_backward = torch.cat([s.trajectory for s in steps]), torch.cat([s.log_backward for s in steps])
     here = partial(Tensor.to, device=_CPU, non_blocking=True)  # into pinned memory
     copied_actions = ActionBatch(*map(here, actions.parts))
-    step = Step(states.mapped(here), here(trajectory), copied_actions, None, here(log_backward))
+    step = SampledStep(states.mapped(here), here(trajectory), copied_actions, None, here(log_backward))
     torch.accelerator.synchronize(device)
     return step
 
 
-def terminal_states(steps: Sequence[Step]) -> GraphStates:
+def terminal_states(steps: Sequence[SampledStep]) -> GraphStates:
     """Return the terminal states of trajectories from their steps, by trajectory."""
     stops = [(step.actions.kind == int(GraphActionType.Stop)).nonzero().squeeze(1) for step in steps]
     owner = torch.cat([step.trajectory[index] for step, index in zip(steps, stops, strict=True)])
@@ -237,7 +237,7 @@ def _roll_back(
     encoding: Tensor,
     generator: torch.Generator,
     policy: PolicyFunction | None,
-) -> list[Step]:
+) -> list[SampledStep]:
     """Return the steps from B states back to the initial one, the last first; each step renumbers the nodes."""
     env, alive, steps = context.env, torch.arange(len(states)), []
     while True:
@@ -255,14 +255,16 @@ def _roll_back(
             output = ask_both(context, cast(AnswersBothWays, policy), states, encoding[alive])
             backward = output.sample_backward(generator)
         before, forward = env.apply(states, backward), env.reverse(states, backward)
-        steps.append(Step(before, alive, forward, backward, -num_actions[unfinished].log()))
+        steps.append(SampledStep(before, alive, forward, backward, -num_actions[unfinished].log()))
         states = before
 
 
-def assembled(env: Environment, steps: Sequence[Step], conditioning: Conditioning, origin: Origin) -> TrajectoryBatch:
+def assembled(
+    env: Environment, steps: Sequence[SampledStep], conditioning: Conditioning, origin: Origin
+) -> TrajectoryBatch:
     """Assemble trajectories from their steps, earlier ones first, without rewards."""
     backward = [s.backward for s in steps if s.backward is not None]
-    step = Step(
+    step = SampledStep(
         states=GraphStates.cat([s.states for s in steps]),
         trajectory=torch.cat([s.trajectory for s in steps]),
         actions=ActionBatch.cat([s.actions for s in steps]),
@@ -272,7 +274,7 @@ def assembled(env: Environment, steps: Sequence[Step], conditioning: Conditionin
     return _joined(env, step, conditioning, origin)
 
 
-def _joined(env: Environment, step: Step, conditioning: Conditioning, origin: Origin) -> TrajectoryBatch:
+def _joined(env: Environment, step: SampledStep, conditioning: Conditioning, origin: Origin) -> TrajectoryBatch:
     """Return the trajectories of all their steps, earlier ones first."""
     stops = (step.actions.kind == int(GraphActionType.Stop)).nonzero().squeeze(1)
     terminal = step.states[stops[step.trajectory[stops].argsort()]]

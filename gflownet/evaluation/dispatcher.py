@@ -83,7 +83,7 @@ class Dispatcher(AsynchronousEvaluator):
         self.budget.check_task(task)
         self.counts: Counter[str] = Counter()
         self.evaluation_seconds = 0.0  # of all finished attempts
-        self.judge: Callable[[EvaluationRecord], EvaluationRecord] = lambda record: record  # a row before it is kept
+        self.revise: Callable[[EvaluationRecord], EvaluationRecord] = lambda record: record  # a row before it is kept
         self.on_result: Callable[[EvaluationRecord], None] = lambda record: None  # called when a row is written
         self.weights: WeightFolder | None = None  # of full trainings, written before their rows
         self.watch: Callable[[], None] = lambda: None  # called in the main thread while results are awaited
@@ -334,7 +334,7 @@ class Dispatcher(AsynchronousEvaluator):
             self.mean_seconds = _DECAY * (self.mean_seconds or outcome.seconds) + (1 - _DECAY) * outcome.seconds
         if outcome.status is EvaluationStatus.OK:
             self._deadlines.add(ticket.request.fidelity, outcome.seconds)
-        record = ticket.record = self.judge(record)
+        record = ticket.record = self.revise(record)
         if self.weights is not None and outcome.weights is not None:
             self.weights.add(record, outcome.weights)
             ticket.outcome = replace(outcome, weights=None)

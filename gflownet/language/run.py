@@ -37,8 +37,7 @@ from gflownet.rhn.serving import SamplingParams, Stream
 from gflownet.rhn.text_codec import TOKENIZER_NAME, TextCodec
 from gflownet.run.folder import MODEL_NAME, SAMPLES_NAME, RunFolder
 from gflownet.run.logging import METRICS_NAME
-from gflownet.run.run import Run, open_run, resume_command
-from gflownet.run.stage import Stage, StepStage
+from gflownet.run.run import Run, Stage, StepStage, open_run, resume_command
 from gflownet.run.view import Figure, Limits, Look
 
 STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"

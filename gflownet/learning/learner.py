@@ -298,6 +298,12 @@ class Learner:
         self._steps.check_gradients(norm)
         return metrics
 
+    def take_weights(self, other: Learner) -> None:
+        """Copy the weights of another learner's policy, which samples from now on, and of its objective."""
+        for policy in (self.policy, self.sampling_policy):
+            policy.load_state_dict(other.policy.state_dict())
+        self.objective.load_state_dict(other.objective.state_dict())
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {name: component.state_dict() for name, component in self._components().items()}

@@ -276,7 +276,7 @@ def spent_on(records: Iterable[EvaluationRecord]) -> dict[str, Spent]:
 
 
 def spent_words(spent: Mapping[str, Spent], plan: Mapping[str, Any]) -> str:
-    """Return the trainings after the search against the plan of a run (gflownet.run.plan.Plan)."""
+    """Return the trainings after the search against the plan of a run (gflownet.run.plan.RunPlan)."""
     planned = {"final stage": ("num_final",), "random": ("num_random", "num_random_final")}
     done = {kind.removesuffix(" reference"): each.num for kind, each in spent.items()}
     parts = {kind: sum(int(plan.get(name, 0)) for name in names) for kind, names in planned.items()}

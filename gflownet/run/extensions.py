@@ -134,7 +134,7 @@ def _check_main_process_only(config: Config) -> None:
 _OF_SCORES = ("num_training_steps", "algo.num_from_policy", "algo.train_random_action_prob")
 _OF_SCORES += ("algo.sampling_temperature", "algo.sampling_tau", "validate_every")
 _GROUPS_OF_SCORES = ("replay.", "offline.", "local_search.")
-# Options of the optimiser that the training of a sampler sets itself (Components.build_sampler_learners).
+# Options of the optimiser that the training of a sampler sets itself (Builder.build_sampler_learners).
 SAMPLER_OPTIMISER = {"schedule": "linear", "warmup": 0, "learning_rate": math.nan}
 
 

@@ -33,8 +33,7 @@ from gflownet.report.verdict import spent_on
 from gflownet.run.components import Components
 from gflownet.run.final_set import with_set
 from gflownet.run.plan import NUM_REPORTED, SHARES, capped_objective
-from gflownet.run.run import Run
-from gflownet.run.stage import Stage
+from gflownet.run.run import Run, Stage
 from gflownet.search.method import random_draws
 from gflownet.workers.process import Stream, stream_seed
 

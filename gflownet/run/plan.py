@@ -31,7 +31,7 @@ SHARES = (0.125, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Method and trainings of a run. A resumed run has the plan of its options, and counts what it has done."""
 
     method: str
@@ -113,7 +113,7 @@ def divided(num: int, share: float, *, most: int) -> tuple[int, int]:
     return num - num_final, num_final
 
 
-def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason: str = "") -> Plan:
+def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason: str = "") -> RunPlan:
     """Return the plan of a run."""
     final, num = config.final, config.budget.evaluations
     num_ranges = len({*final.caps} or SHARES) if capped_objective(task) else 1
@@ -134,7 +134,7 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
         num_verified = min(sampler.num_verified, most_verified)
     else:
         steps = 0
-    return Plan(
+    return RunPlan(
         config.search.method,
         reason,
         num_search - num_verified,

@@ -197,7 +197,7 @@ def _restored(folder: Path, *, device: str) -> GFNTrainer:
     random_state, num_threads = get_random_state(), torch.get_num_threads()
     try:
         trainer = build_trainer(config)
-        trainer.load_state_dict(checkpoint.state)
+        trainer.restore(checkpoint)
         if not trainer.search.method.trains_policy and trainer.sampler.scale is None:
             _train(trainer, folder, checkpoint)
     finally:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gflownet.mdp.states import GraphStates
 from gflownet.search.candidate_model import CandidateModel, Fantasies, in_scores, observed, spread_order
-from gflownet.search.descriptors import Descriptors
+from gflownet.search.features import descriptors_of
 from gflownet.search.history import History, ProposalOrigin
 from gflownet.search.method import Candidates, Results, SearchMethod, SearchSetup
 from gflownet.search.proposals import (
@@ -255,7 +255,7 @@ class SurrogateSearch(SearchMethod):
         """Random architectures, those first whose descriptors are far from each other."""
         states = self.setup.random_draws(0, Stream.POOL)(_NUM_DESIGN, self.setup.generator(0, Stream.RANDOM))
         states = states[unknown_mask(History(self.env), states)]
-        return states[spread_order(Descriptors(self.env, seed=self.setup.seed)(states))]
+        return states[spread_order(descriptors_of(self.env, self.setup.seed)(states))]
 
 
 def _equal(states: GraphStates, origin: Tensor | ProposalOrigin) -> Pool:

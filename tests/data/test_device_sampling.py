@@ -49,7 +49,7 @@ def small_policy(context: GraphBuildingEnvContext) -> DenseTransformerPolicy:
     return DenseTransformerPolicy(context, ModelConfig(num_layers=1, num_emb=16))
 
 
-def steps_of(context: GraphBuildingEnvContext, policy: Any, device: torch.device) -> list[sampler.Step]:
+def steps_of(context: GraphBuildingEnvContext, policy: Any, device: torch.device) -> list[sampler.SampledStep]:
     generator = torch.Generator().manual_seed(1)
     conditioning = Conditioning(torch.zeros(NUM, 1), torch.ones(NUM))
     return sampled_steps(context, policy, conditioning, generator, Exploration(0.1, 2.0), device)

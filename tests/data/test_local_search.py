@@ -6,8 +6,8 @@ from torch import Tensor
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.data.config import LocalSearchConfig
-from gflownet.data.local_search import LocalSearch, Refined
 from gflownet.data.sampler import Exploration
+from gflownet.data.source import LocalSearch, Refined
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment

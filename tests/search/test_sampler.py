@@ -25,7 +25,7 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.metrics.statistics import spearman
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search import amortised_search
-from gflownet.search.loop import Rule, SearchLoop
+from gflownet.search.loop import LoopOptions, SearchLoop
 from gflownet.search.method import Candidates, Learned
 from gflownet.search.sampler import (
     RewardScale,
@@ -217,7 +217,7 @@ def test_cap_that_the_environment_does_not_have_raises():
 def test_sampler_proposes_so_many_new_samples_once(num_verified):
     trainer = searched("search.sampler.num_updates=2")
     trainer.sampler.num_verified = num_verified
-    rule = Rule(max(num_verified, 1), max(num_verified, 1), num_rounds=1)
+    rule = LoopOptions(max(num_verified, 1), max(num_verified, 1), num_rounds=1)
     for num_trained in (4, 0):  # a resumed run trains and evaluates nothing again
         steps = list(SearchLoop(trainer.sampler, rule).steps(DirectEvaluator(trainer.task)))
         assert sum(not step.evaluations for step in steps) == num_trained

@@ -13,7 +13,7 @@ from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
-from gflownet.search.descriptors import Descriptors
+from gflownet.search.features import Descriptors
 from gflownet.search.loop import SearchLoop
 from gflownet.search.method import Results
 from gflownet.search.proposals import Pool

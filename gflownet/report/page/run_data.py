@@ -73,7 +73,7 @@ class RunData:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """The plan of the run (gflownet.run.plan.Plan), empty for a run of an earlier version."""
+        """The plan of the run (gflownet.run.plan.RunPlan), empty for a run of an earlier version."""
         return {} if self.status is None else self.status.plan
 
     @property
