@@ -56,12 +56,8 @@ def test_certificate_of_predicted_reward_costs_no_evaluation(finished):
 
 def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_path, monkeypatch, capsys):
     options = ("search.method=surrogate_gflownet", "wandb.mode=disabled")
-    options += (
-        "search.proposals.updates_per_evaluation=1",
-        "search.train_sampler=false",
-        "opt.max_skipped=2",
-        "checkpoint_every=1",
-    )
+    options += ("search.proposals.updates_per_evaluation=1", "search.train_sampler=false", "checkpoint_every=1")
+    monkeypatch.setattr("gflownet.run.failures._MAX_SKIPPED", 2)
     break_losses(monkeypatch, {2})  # one of the first round with predictions
     assert run(tmp_path / "skipped", *options) == 0
     out, rows = capsys.readouterr().out, metric_rows(tmp_path / "skipped")

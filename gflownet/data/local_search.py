@@ -21,6 +21,7 @@ from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 
+_SHARE_BACK = 0.5  # largest share of the construction steps that a change undoes
 Score = Callable[[TrajectoryBatch], TrajectoryBatch]  # sets the log-rewards
 
 
@@ -36,7 +37,7 @@ class Refined(NamedTuple):
 class LocalSearch:
     """B chains of terminal states.
 
-    A proposal undoes K steps and continues with the policy; K is uniform between 1 and `share_back` of the state's
+    A proposal undoes K steps and continues with the policy; K is uniform between 1 and half of the state's
     construction steps. A chain moves to proposals with a higher reward.
     """
 
@@ -77,7 +78,7 @@ class LocalSearch:
         current = sequences.walk(env, conditioning=conditioning, origin=Origin.RESAMPLED)
         position, owner, num_steps = _positions(current), current.trajectory, _num_steps(current)
         low = num_steps.clamp(max=1)  # the initial state has no step to undo
-        high = (num_steps * self.config.share_back).ceil().long().clamp(min=low)
+        high = (num_steps * _SHARE_BACK).ceil().long().clamp(min=low)
         uniform = torch.rand(len(current), generator=generator, dtype=torch.float64)
         num_shared = (num_steps - low - (uniform * (high - low + 1)).long())[owner]
         shared = (position < num_shared).nonzero().squeeze(1)

@@ -37,9 +37,7 @@ LearnAuxiliary = Callable[..., dict[str, float]]
 
 def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return the optimiser of parameter groups; settings of a group take precedence."""
-    options = OptimiserOptions(
-        config.opt, config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, companion="adam"
-    )
+    options = OptimiserOptions(config.opt, config.learning_rate, companion="adam")
     return build_optimiser(groups, options)
 
 

@@ -137,7 +137,7 @@ class Components:
             config = copied(self.config)
             config.search.method, reason = automatic_method(config, self.task)
             if config.search.method == GFLOWNET:  # a resumed run may have options of a surrogate that it would not use
-                config.search.options = config.search.surrogate.options = config.search.acquisition.options = {}
+                config.search.options = config.search.surrogate.options = {}
             self.config, self.extensions = load_extensions(config)
         self.chosen_config = copied(self.config)
         if is_automatic:

@@ -39,6 +39,7 @@ from gflownet.report.architectures import SET_NAME, entries_of
 from gflownet.run.components import Components
 from gflownet.run.run import Run
 
+_NUM_KEPT = 20  # best candidates of the search, and of random ones, whose weights are kept for the set
 _Row = dict[str, Any]  # key, name, number of parameters and test figures of a set or network
 
 
@@ -56,7 +57,7 @@ def kept_weights(parts: Components, run: Run) -> WeightFolder | None:
     has_set = _has_set(parts)
     return WeightFolder(
         run.folder.path / WEIGHTS_NAME,
-        options.keep if has_set else 0,
+        _NUM_KEPT if has_set else 0,
         write=run.folder.write,
         group=group,
         keeps_all=has_set,

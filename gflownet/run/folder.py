@@ -62,13 +62,12 @@ _log = logging.getLogger(__name__)
 # Options that a resumed run may change: they do not change its results, but for those that a diverged run needs.
 _MAY_CHANGE = {
     *("log_dir", "resume", "overwrite_existing_exp", "num_training_steps", "budget", "asynchronous", "final"),
-    *("opt.learning_rate", "opt.clip_grad_param", "opt.max_skipped"),
+    *("opt.learning_rate", "opt.clip_grad_param"),
     *("num_workers", "mp_buffer_size", "pickle_mp_messages", "num_threads", "workers", "device"),
     *("print_every", "console", "validate_every", "checkpoint_every", "wandb", "tensorboard", "report"),
     *("certify", "certify_max_states", "certify_samples"),
     *("evaluation.executor", "evaluation.capacity", "evaluation.deadline", "evaluation.memory_limit"),
-    *("evaluation.max_attempts", "evaluation.lease", "evaluation.ray"),
-    *("evaluation.device", "evaluation.slots_per_device"),
+    *("evaluation.ray", "evaluation.device", "evaluation.slots_per_device"),
 }
 
 

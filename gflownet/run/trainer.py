@@ -26,6 +26,8 @@ from gflownet.run.search_stage import SearchStage
 from gflownet.run.startup import start_details
 from gflownet.run.view import Limits
 
+_STORE_PATIENCE = 300.0  # seconds for which a run waits for a PostgreSQL server that went away
+
 
 class GFNTrainer(Components):
     """One search with its run. A subclass may override any of the `build_...` methods.
@@ -153,8 +155,7 @@ class GFNTrainer(Components):
         is_own = self.step > 0 and not config.evaluation.store_url
         rows = folder.lost_rows(self.env.terminal_type.from_dict) if is_own else []
         location = config.evaluation.store_url or folder.store
-        patience = config.evaluation.store_patience
-        store = run.open(EvaluationStore(location, context=self.scoring_context, patience=patience))
+        store = run.open(EvaluationStore(location, context=self.scoring_context, patience=_STORE_PATIENCE))
         store.add(rows)
         report_earlier_versions(store)
         if not folder.resumed:

@@ -38,7 +38,7 @@ from tests.objectives.spaces import make_space
 from tests.oracles import losses
 from tests.oracles.equivalent_actions import equivalent_actions_of, read_class_steps
 
-ACTOR_CRITIC = ActorCriticConfig(entropy=0.3, value_weight=0.7, clip=0.1)
+ACTOR_CRITIC = ActorCriticConfig(entropy=0.3)
 
 
 def subtb(decay: float) -> AlgoConfig:
@@ -64,11 +64,11 @@ CASES = {
     "order_preserving": (AlgoConfig(method="order_preserving"), losses.order_preserving),
     "a2c": (
         AlgoConfig(method="a2c", actor_critic=ACTOR_CRITIC),
-        partial(losses.actor_critic, options=ACTOR_CRITIC, clipped=False),
+        partial(losses.actor_critic, entropy=0.3, clipped=False),
     ),
     "ppo": (
         AlgoConfig(method="ppo", actor_critic=ACTOR_CRITIC),
-        partial(losses.actor_critic, options=ACTOR_CRITIC, clipped=True),
+        partial(losses.actor_critic, entropy=0.3, clipped=True),
     ),
     "max_likelihood": (AlgoConfig(method="max_likelihood"), losses.max_likelihood),
 }

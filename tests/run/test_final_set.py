@@ -251,9 +251,10 @@ def test_networks_without_finite_outputs_are_not_in_the_set(finished_runs, tmp_p
     assert math.isfinite(content["table"][0]["log_loss"])
 
 
-def test_kept_weights_have_small_networks_for_a_set_within_a_cap(tmp_path: Path):
+def test_kept_weights_have_small_networks_for_a_set_within_a_cap(tmp_path: Path, monkeypatch):
     """Of each number of networks that fit into the cap together the best are kept."""
-    options = FinalConfig(set=3, set_parameters=90, keep=1)
+    monkeypatch.setattr("gflownet.run.final_set._NUM_KEPT", 1)
+    options = FinalConfig(set=3, set_parameters=90)
     task: Any = type("Task", (StubTask,), {"max_fidelity": 4, "outputs": None})({})
     task.limits = {"cost": 5.0}
     parts: Any = SimpleNamespace(config=SimpleNamespace(final=options), task=task, plan=SimpleNamespace(num_final=1))

@@ -31,7 +31,7 @@ _METHOD = (
     *PLACES,
     *("search.method=surrogate", "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"),
     *("search.batch_size=3", "search.num_initial=3", "budget.evaluations=15"),
-    *("search.sampler.num_likelihood_updates=0", "search.sampler.num_updates=8", "search.sampler.num_verified=1"),
+    *("search.sampler.num_updates=4", "search.sampler.num_verified=1"),
 )
 
 
