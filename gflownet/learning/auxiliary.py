@@ -20,7 +20,7 @@ from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, QGFNConfig, TrajectoryBalanceConfig
 from gflownet.objectives.steps import StepReader
 from gflownet.objectives.trajectory_balance import TrajectoryBalance, vargrad_log_partition
-from gflownet.policy.wrappers import GreedyPolicy, PolicyInParts, PolicyOnDevice
+from gflownet.policy.wrappers import GreedyPolicy, PolicyOnDevice
 from gflownet.training.steps import Steps, update_average
 
 
@@ -62,8 +62,7 @@ class AuxiliaryNetwork:
         self._optimizer = make_optimizer([{"params": parameters, **rate}, *groups], opt)
         self._steps = Steps([self._optimizer], parameters, max_norm=opt.clip_grad_param)
         self._schedule = make_schedule(self._optimizer, opt, num_steps=setup.num_steps)
-        in_parts = PolicyInParts(network, setup.context, num_parts=opt.num_micro_batches)
-        self.function = PolicyOnDevice(in_parts, device=device, precision=opt.precision)
+        self.function = PolicyOnDevice(network, device=device, precision=opt.precision)
 
     def learn(self, loss: Loss) -> dict[str, float]:
         """Take one optimiser step on a loss, and return its metrics.

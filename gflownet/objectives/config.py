@@ -166,9 +166,6 @@ class OptimizerConfig:
     precision: Literal["float32", "bfloat16"] = option(
         "float32", "precision of the policy's matrix products: float32, or bfloat16 (mixed precision)"
     )
-    num_micro_batches: int = option(
-        1, "number of micro-batches per step: less memory, the same gradient, one more forward pass", AT_LEAST_ONE
-    )
 
 
 def num_taught(algo: AlgoConfig) -> int:

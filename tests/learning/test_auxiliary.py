@@ -93,17 +93,6 @@ def test_teacher_rewards_of_known_imbalance():
     assert found.log_symmetry is batch.log_symmetry
 
 
-def test_teacher_micro_batches():
-    figures = []
-    for num in (1, 4):
-        # Adam would make a step of the noise in gradients that are zero.
-        lesson = Lesson(symmetry="reward", num_micro_batches=num, opt="sgd", learning_rate=0.01)
-        batch, learn = lesson.trajectories(), lesson.teacher.learn
-        figures.append([learn(lesson.student, lesson.objective, batch, is_first=first) for first in (True, False)])
-    for whole, parted in zip(*figures, strict=True):
-        assert parted == pytest.approx(whole, rel=1e-4)
-
-
 RUN = (
     *("task=tests.toy_tasks:RewardsHiddenNodes", "wandb.mode=disabled", "num_training_steps=3"),
     *("algo.num_from_policy=4", "replay.num_from_replay=4", "replay.warmup=6", "model.num_emb=8"),
@@ -236,7 +225,7 @@ def test_invalid_auxiliary_options_raise(tmp_path, capsys, overrides, message):
 
 @pytest.mark.slow
 def test_teacher_with_sub_trajectory_balance_and_learned_backward_policy(tmp_path):
-    options = ("algo.method=subtb", "algo.teacher.share=0.5", "num_training_steps=2", "opt.num_micro_batches=2")
+    options = ("algo.method=subtb", "algo.teacher.share=0.5", "num_training_steps=2")
     assert run(tmp_path / "run", *options, "algo.backward_policy=learned", "algo.symmetry=actions") == 0
     assert all(row["teacher_loss"] >= 0 for row in metric_rows(tmp_path / "run"))
 
