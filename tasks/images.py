@@ -20,7 +20,7 @@ from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.data.checks import with_shaped_targets
 from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import IGNORED, Split, Splits
-from gflownet.evaluation.task import ReferenceMethod
+from gflownet.evaluation.presentation import ReferenceMethod
 from gflownet.options import NOT_NEGATIVE, option
 from gflownet.translation.array_inputs import ArrayInputs
 

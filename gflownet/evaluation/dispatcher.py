@@ -19,9 +19,10 @@ from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
 from gflownet.evaluation.job import Deadlines, EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
+from gflownet.evaluation.presentation import words_of
 from gflownet.evaluation.store.claims import Claims, Store
 from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
-from gflownet.evaluation.task import GFNTask, words_of
+from gflownet.evaluation.task import GFNTask
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1

@@ -17,6 +17,7 @@ from gflownet.envs.operation_graph import OperationGraphContext
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.data.examples import IGNORED, Split, Splits
+from gflownet.evaluation.presentation import references_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.train import main
 from gflownet.translation import to_onnx
@@ -79,7 +80,7 @@ def test_classes_of_positions_have_the_shape_of_the_output(tmp_path, shape, targ
     assert any(line.startswith("targets: one of 2 classes at each of ") for line in task.account)
     model = task.build_model(chain(task))
     assert list(model(task.train.inputs[:3]).shape) == [3, *task.output_shape.sizes]
-    for reference in task.references(seeds=[1]):
+    for reference in references_of(task, seeds=[1]):
         assert 0 < reference.validation[0] < 1
 
 
@@ -162,7 +163,7 @@ def test_classes_by_name_and_positions_without_one(tmp_path):
     logits = torch.eye(2)[(inputs % 2)].numpy()
     assert (arrays.predictions(logits)[inputs < 4] == np.array(["noun", "verb"])[inputs[inputs < 4] % 2]).all()
     assert arrays.encoded(tokens).dtype == np.int64
-    constant, linear = task.references(seeds=[1])
+    constant, linear = references_of(task, seeds=[1])
     assert linear.num_parameters == 5 * 2
     embedding = {"name": "embedding", "vocabulary_size": 5, "features": 4, "activation": "linear"}
     score = task.evaluate(chain(task, embedding), seed=0)
@@ -274,7 +275,7 @@ def test_network_learns_the_class_of_each_pixel_and_not_shifted_ones(tmp_path):
         scores[name] = task.evaluate(chain(task, dict(CONV)), seed=0).metrics["validation_accuracy"]
         if name == "own":
             assert scores[name] > 0.9
-            assert max(reference.test[0] for reference in task.references(seeds=[0])) < 0.8
+            assert max(reference.test[0] for reference in references_of(task, seeds=[0])) < 0.8
     assert scores["shifted"] < 0.6
 
 

@@ -224,11 +224,9 @@ def test_sampler_proposes_so_many_new_samples_once(num_verified):
         assert len(trainer.sampler.verified) == num_verified
 
 
-@pytest.mark.parametrize(("num_taken", "num_done"), [(0, 0), (3, 2), (5, 2), (9, 8)])
+@pytest.mark.parametrize(("num_taken", "num_done"), [(0, 0), (3, 2), (5, 4), (9, 9)])
 def test_interrupted_training_continues_after_its_last_whole_sampling(num_taken, num_done, monkeypatch):
-    monkeypatch.setattr(
-        amortised_search, "_NUM_SAMPLED", 32
-    )  # 2 updates of maximum likelihood, then 4 of the objective
+    monkeypatch.setattr(amortised_search, "_NUM_SAMPLED", 32)  # 2 updates per sampling
     updates = ("search.sampler.num_updates=5", "num_training_steps=5")
     whole, interrupted, resumed = (searched(*updates, num_rounds=1) for _ in range(3))
     assert len(train(whole)) == 10

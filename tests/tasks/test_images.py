@@ -19,6 +19,7 @@ from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.data.datasets import load_splits
 from gflownet.evaluation.data.examples import Splits
+from gflownet.evaluation.presentation import references_of
 from tasks.images import ImagesConfig, ImagesTask
 from tests.evaluation.test_tensor_task import network
 from tests.tasks.test_table import run_folder
@@ -287,7 +288,7 @@ def test_numbers_of_images_train_with_the_shipped_config(tmp_path):
     assert task.config.evaluation.training.label_smoothing > 0
     assert float(task.train.targets.std(0, correction=0)) == pytest.approx(1)
     assert task.evaluate(network(1, (1, 8, 8)), seed=0).value > 0.2
-    assert next(reference.name for reference in task.references(seeds=[0])) == "scikit-learn RandomForest"
+    assert next(reference.name for reference in references_of(task, seeds=[0])) == "scikit-learn RandomForest"
 
 
 @pytest.mark.parametrize("shape", [(60, 12), (60, 1, 12), (60, 3, 12)])
@@ -325,7 +326,7 @@ def test_targets_per_voxel(tmp_path):
     np.savez(tmp_path / "a.npz", x=rng.normal(size=(60, 4, 5, 6)), y=rng.integers(0, 3, (60, 4, 5, 6)))
     task = make_task(tmp_path / "a.npz", "task_options.layout=volume", "evaluation.num_epochs=1")
     assert str(task.output_shape) == "volume [3, 4, 5, 6]"
-    assert next(reversed(task.references(seeds=[0]))).name.startswith("linear at each position")
+    assert next(reversed(references_of(task, seeds=[0]))).name.startswith("linear at each position")
 
 
 def test_channels_of_signals_keep_their_values(monkeypatch):

@@ -16,6 +16,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 import gflownet
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.final import TopArchitecture
+from gflownet.evaluation.presentation import references_of
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus
 from gflownet.files import sealed
 from gflownet.graphs.computation_graph import ComputationGraph
@@ -143,7 +144,7 @@ def test_installed_packages_are_references(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "catboost", module)
     rows = [[k % 17, k % 5, "ab"[k % 17 > 8]] for k in range(85)]
     task = make_task(write_rows(tmp_path / "a.csv", ("x", "z", "y"), rows))
-    references = {each.name: each for each in task.references(seeds=[0])}
+    references = {each.name: each for each in references_of(task, seeds=[0])}
     assert [name.removeprefix("scikit-learn ") for name in references] == [
         "RandomForest",
         "MLP",

@@ -178,7 +178,7 @@ def test_channels_last_kernels_take_equal_steps(build, shape, optimizer):
         steps = candidate_steps(model, options_of_side, num_steps=NUM_STEPS)
         for batch in batches():
             inputs = batch.flatten(1).repeat(1, 2)[:, : math.prod(shape)].view(7, *shape)
-            steps.take(model(inputs).square().mean().backward)
+            steps.take((0.01 * model(inputs).square().mean()).backward)  # rounding far below the epsilon of adam
     for end in (1, 3 if build is images else 5):  # the first convolution, and the last or a pooling
         assert last[:end](torch.randn(2, *shape).double()).movedim(1, -1).is_contiguous()
     assert_equal_parameters(last, plain)
