@@ -45,7 +45,7 @@ class Presentation:
     score_name: str = "score"  # of Score.value, in tables
     metric_name: str = ""  # of the measured figure behind the score, such as bits per byte; empty: none
     # Lines about the data that was read, which the run prints at its start, and keeps for the report.
-    account: Sequence[str] = ()
+    summary: Sequence[str] = ()
 
     def network(self, candidate: Any) -> ComputationGraph | None:
         """Return the network of a candidate, for drawings and `gflownet.load`; None where it is no graph."""

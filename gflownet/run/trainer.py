@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 
 from gflownet.config import Config
-from gflownet.errors import UserError, account_lines
+from gflownet.errors import UserError, summary_lines
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.final import check_final
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
@@ -20,7 +20,7 @@ from gflownet.run.extensions import unused_line
 from gflownet.run.failures import Quarantine, evaluation_line
 from gflownet.run.final_set import kept_weights
 from gflownet.run.final_stage import FinalTrainingsStage
-from gflownet.run.folder import ACCOUNT_NAME, RunFolder
+from gflownet.run.folder import DATA_NAME, RunFolder
 from gflownet.run.run import Run, open_run
 from gflownet.run.search_stage import SearchStage
 from gflownet.run.startup import start_details
@@ -64,7 +64,7 @@ class GFNTrainer(Components):
             evaluator.on_result = on_result
             for line in start_details(self):
                 run.logger.detail(line)
-            remarks = *account_lines(self.task.account), *self.task.remarks(), *self.env.remarks()
+            remarks = *summary_lines(self.task.summary), *self.task.remarks(), *self.env.remarks()
             plan_lines = self.plan.objectives_line(), self.plan.line(), unused_line(config)
             for line in filter(None, (*remarks, *plan_lines)):
                 run.logger.print(line)
@@ -117,8 +117,8 @@ class GFNTrainer(Components):
         if self.default_folder:
             self.chosen_config.log_dir = self.config.log_dir
         folder.write_config(self.chosen_config)
-        if self.task.account:
-            folder.write(folder.path / ACCOUNT_NAME, "".join(f"{line}\n" for line in self.task.account))
+        if self.task.summary:
+            folder.write(folder.path / DATA_NAME, "".join(f"{line}\n" for line in self.task.summary))
         if checkpoint is None:
             folder.checkpoints.save(self.step, self.state_dict())
 

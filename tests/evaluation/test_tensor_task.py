@@ -238,7 +238,7 @@ def test_data_without_images_raise(monkeypatch, shape, dtype, message):
 def test_channels_on_the_last_axis_are_moved_with_a_line(monkeypatch):
     task = of_data(monkeypatch, (8, 9, 3))
     assert str(task.input_shape) == "image [3, 8, 9]"
-    assert task.account[-1] == "images [8, 9, 3]: the last axis is that of channels"
+    assert task.summary[-1] == "images [8, 9, 3]: the last axis is that of channels"
 
 
 class Prices(TensorTask):

@@ -97,7 +97,7 @@ def test_new_process_and_onnx_predict_the_same(tmp_path):
     np.testing.assert_allclose(columns.predictions(outputs), model.predict(rows), rtol=1e-5)
 
 
-def test_account_is_printed_before_a_refusal(tmp_path, capsys):
+def test_summary_is_printed_before_a_refusal(tmp_path, capsys):
     path = write_houses(tmp_path / "houses.csv")
     options = [f"task_options.data={path}", "evaluation.memory_format=channels_last", f"log_dir={tmp_path / 'run'}"]
     assert train_command(["--config", "table", *options]) == 2
@@ -155,7 +155,7 @@ def test_installed_packages_are_references(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_account_is_kept_in_the_run_folder_and_the_report(finished_runs):
+def test_summary_is_kept_in_the_run_folder_and_the_report(finished_runs):
     folder = finished_runs("table")
     lines = (folder / "data.txt").read_text().splitlines()
     assert lines[0].startswith("columns, fitted on the training rows")

@@ -388,7 +388,7 @@ def test_page_of_no_data_is_complete(tmp_path):
     assert list(read.sections)[1:] == ["certificate", "configuration"]
 
 
-def test_account_of_the_data_is_a_section(tmp_path):
+def test_summary_of_the_data_is_a_section(tmp_path):
     folder = write_run(tmp_path)
     (folder / "data.txt").write_text("columns:\n  a<b  number, 3 % missing\n")
     assert "a<b number, 3 % missing" in page(folder).sections["data"]
