@@ -41,7 +41,6 @@ PAGES: Mapping[str, str] = {
     "algo.": "objectives",
     "algo.options": "extending",
     "algo.subtb.": "objectives/subtb",
-    "algo.actor_critic.": "objectives/a2c",
     "algo.relative.": "objectives/relative_tb",
     "algo.tb.": "objectives/tb",
     "algo.backward_policy": "backward-policies/README",

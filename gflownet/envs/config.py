@@ -86,7 +86,6 @@ class TensorGraphConfig:
 
     inputs: list[str] = option(["A[4,4]", "B[4,4]"], "inputs of the programs, name and shape")
     functions: list[str] = option(["tanh"], "functions that an operation may end with")
-    new_extents: list[int] = option([], "extents that a transform's new index may have", AT_LEAST_ONE)
     max_operations: int = option(2, "maximum number of operations", AT_LEAST_ONE)
 
 

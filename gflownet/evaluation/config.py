@@ -196,7 +196,6 @@ class FinalConfig:
         NOT_NEGATIVE,
     )
     set: int = option(5, "networks, with repetitions, whose predictions are averaged as a set; 0: no set", NOT_NEGATIVE)
-    set_parameters: int = option(0, "parameters of all networks of the set together; 0: no limit", NOT_NEGATIVE)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.action_values import action_value_loss
 from gflownet.objectives.base import Loss, Objective
-from gflownet.objectives.config import AlgoConfig, OptimizerConfig, QGFNConfig, TrajectoryBalanceConfig
+from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TrajectoryBalanceConfig
 from gflownet.objectives.steps import StepReader
 from gflownet.objectives.trajectory_balance import TrajectoryBalance, vargrad_log_partition
 from gflownet.policy.wrappers import GreedyPolicy, PolicyOnDevice
@@ -166,15 +166,14 @@ GREEDINESS = 0.9  # of the metric greedy_score_mean
 class ActionValues:
     """Q-network and the moving average of its weights that computes targets (QGFN, Lau et al. 2024)."""
 
-    def __init__(self, network: Policy, setup: Setup, *, config: QGFNConfig) -> None:
+    def __init__(self, network: Policy, setup: Setup) -> None:
         """Build the optimiser and the moving average.
 
         Args:
             network: a network with the policy's architecture, whose logits are Q-values.
             setup: settings of the run, but for the learning rate.
-            config: options of the Q-values.
         """
-        self._context, self._variant = setup.context, config.variant
+        self._context = setup.context
         self._network = AuxiliaryNetwork("action_value", network, setup, learning_rate=_LEARNING_RATE)
         self._average = copy.deepcopy(network).requires_grad_(False)
         self._target = PolicyOnDevice(self._average, device=setup.device, precision=setup.opt.precision)
@@ -188,9 +187,9 @@ class ActionValues:
         update_average(averages, current, decay=DECAY)
         return metrics
 
-    def greedier(self, policy: PolicyFunction, *, variant: str | None = None, p: float = GREEDINESS) -> GreedyPolicy:
-        """Return a greedier policy; `variant` defaults to the option `algo.qgfn.variant`."""
-        return GreedyPolicy(policy, self._network.function, variant=variant or self._variant, p=p)
+    def greedier(self, policy: PolicyFunction, *, variant: str = "p_of_max", p: float = GREEDINESS) -> GreedyPolicy:
+        """Return a greedier policy, see `GreedyPolicy`."""
+        return GreedyPolicy(policy, self._network.function, variant=variant, p=p)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -223,7 +222,7 @@ class AuxiliaryNetworks:
                 self.teacher = Teacher(build_policy(), setup, algo=algo)
         if algo.qgfn.use:
             with _initial_weights(seed(1)):
-                self.action_values = ActionValues(build_policy(), setup, config=algo.qgfn)
+                self.action_values = ActionValues(build_policy(), setup)
 
     def learn(
         self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool

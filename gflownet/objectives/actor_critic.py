@@ -15,7 +15,7 @@ from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.steps import StepReader, Steps
 
 _SMALLEST_DEVIATION = 1e-6  # lower bound of the standard deviation of advantages
-VALUE_WEIGHT = 0.5  # of the value function's loss
+ENTROPY_WEIGHT, VALUE_WEIGHT = 0.01, 0.5  # of the policy's entropy, and of the value function's loss
 # Of ppo: largest distance of the probability ratio from 1, and optimiser steps per batch of trajectories.
 CLIP, NUM_EPOCHS = 0.2, 4
 
@@ -34,7 +34,6 @@ class ActorCritic(Objective):
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
         super().__init__(context, config)
         self.reader = StepReader(context, AlgoConfig(symmetry="none"))
-        self._entropy = config.actor_critic.entropy
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return actor's and critic's loss, averaged over the steps of sampled trajectories; 0 without any."""
@@ -44,7 +43,7 @@ class ActorCritic(Objective):
         value = steps.outputs.numbers
         actor = self.actor_loss(steps, trajectories, (final - value).detach(), counts)
         entropy = steps.outputs.categorical.entropy()
-        per_step = actor + VALUE_WEIGHT * (value - final).square() - self._entropy * entropy
+        per_step = actor + VALUE_WEIGHT * (value - final).square() - ENTROPY_WEIGHT * entropy
         total = torch.where(counts, per_step, 0.0).sum() / counts.sum().clamp(min=1)
         return Loss(total, {"loss": float(total.detach()), "entropy": float(entropy.detach().mean())})
 

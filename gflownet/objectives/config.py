@@ -68,13 +68,6 @@ class SubTrajectoryBalanceConfig:
 
 
 @dataclass
-class ActorCriticConfig:
-    """Options of a2c and ppo."""
-
-    entropy: float = option(0.01, "weight of the policy's entropy", NOT_NEGATIVE)
-
-
-@dataclass
 class RelativeConfig:
     """Options of relative trajectory balance."""
 
@@ -94,11 +87,6 @@ class QGFNConfig:
     """Options of action values (QGFN), trained with the policy for greedier sampling at inference."""
 
     use: bool = option(False, "train action values with the policy")
-    variant: Literal["p_greedy", "p_quantile", "p_of_max"] = option(
-        "p_of_max",
-        "how action values filter actions: p_greedy (take the best one with probability p), p_quantile (drop actions "
-        "below the p-quantile) or p_of_max (drop actions with less than p times the best value)",
-    )
 
 
 @dataclass
@@ -141,7 +129,6 @@ class AlgoConfig:
     )
     tb: TrajectoryBalanceConfig = field(default_factory=TrajectoryBalanceConfig)
     subtb: SubTrajectoryBalanceConfig = field(default_factory=SubTrajectoryBalanceConfig)
-    actor_critic: ActorCriticConfig = field(default_factory=ActorCriticConfig)
     relative: RelativeConfig = field(default_factory=RelativeConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     qgfn: QGFNConfig = field(default_factory=QGFNConfig)

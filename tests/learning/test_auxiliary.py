@@ -213,7 +213,6 @@ def test_teacher_initial_weights_differ_from_policy(tmp_path):
         (["algo.teacher.share=0.1"], "expected at least one trajectory for the teacher and one for the policy"),
         (["algo.teacher.share=0.9"], "with algo.num_from_policy=4, got 0.9"),
         (["algo.teacher.share=1"], "algo.teacher.share: expected a number in [0, 1), got 1"),
-        (["algo.qgfn.variant=greedy"], "algo.qgfn.variant: expected one of p_greedy, p_quantile, p_of_max"),
     ],
 )
 def test_invalid_auxiliary_options_raise(tmp_path, capsys, overrides, message):

@@ -204,7 +204,7 @@ def order_preserving(trajectories, frozen, batch):
     return mean(terms)
 
 
-def actor_critic(trajectories, frozen, batch, *, entropy, clipped):
+def actor_critic(trajectories, frozen, batch, *, clipped):
     sampled = [
         (s, before, reward)
         for steps, frozen_steps, reward, origin in zip(
@@ -225,7 +225,7 @@ def actor_critic(trajectories, frozen, batch, *, entropy, clipped):
             ratio = math.exp(s.log_forward - before.log_forward)
             bounded = min(max(ratio, 0.8), 1.2)
             actor = -min(ratio * advantage, bounded * advantage)
-        terms.append(actor + 0.5 * (s.state_output - reward) ** 2 - entropy * s.entropy)
+        terms.append(actor + 0.5 * (s.state_output - reward) ** 2 - 0.01 * s.entropy)
     return mean(terms)
 
 
