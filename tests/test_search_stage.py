@@ -72,11 +72,11 @@ def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_
 
 def test_rounds_and_training_steps_are_numbered_together(finished):
     rows = metric_rows(finished)
-    assert [row["step"] for row in rows] == [*range(1, 12)]
+    assert [row["step"] for row in rows] == [*range(1, 13)]
     assert "surrogate_coverage" in rows[4]
-    assert ["likelihood_loss" in row for row in rows[5:10]] == [True, True, False, False, False]
-    assert {"loss", "log_Z", "predicted_score_mean", "sampler_rank_correlation"} <= rows[7].keys()
-    assert (rows[4]["num_distinct"], rows[10]["num_distinct"]) == (18, 20)
+    assert ["likelihood_loss" in row for row in rows[5:11]] == [True] * 3 + [False] * 3
+    assert {"loss", "log_Z", "predicted_score_mean", "sampler_rank_correlation"} <= rows[8].keys()
+    assert (rows[4]["num_distinct"], rows[11]["num_distinct"]) == (18, 20)
 
 
 def test_validation_spends_no_budget_of_a_search(tmp_path):
