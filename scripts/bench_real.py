@@ -49,6 +49,7 @@ from gflownet.evaluation.data.datasets import load_splits
 from gflownet.evaluation.data.examples import Split
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.job import TEST_METRIC, Request
+from gflownet.evaluation.presentation import references_of
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
@@ -344,7 +345,7 @@ def reference_rows(problem: str) -> Iterator[Row]:
     config, overrides = problem_of(problem, 0, is_front=False)
     with tempfile.TemporaryDirectory() as folder:
         task = GFNTrainer(load_config(config, [*overrides, f"log_dir={folder}/run"])).task
-    for reference in task.references(seeds=range(FRESH_REPEAT, FRESH_REPEAT + NUM_FRESH)):
+    for reference in references_of(task, seeds=range(FRESH_REPEAT, FRESH_REPEAT + NUM_FRESH)):
         yield figure(f"{problem}: {reference.name}", mean(reference.test or [0.0]), "test")
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import gflownet
 from gflownet.cli.interrupts import discard_output_that_fails, discard_output_without_reader
-from gflownet.errors import UserError, account_lines, did_you_mean, error_line, printable
+from gflownet.errors import UserError, did_you_mean, error_line, printable, summary_lines
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def positive_integer(text: str) -> int:
 
 
 def _failed(error: UserError) -> int:
-    for line in (*account_lines(error.account), error_line(error)):
+    for line in (*summary_lines(error.summary), error_line(error)):
         print(line, file=sys.stderr)
     return error.status
 

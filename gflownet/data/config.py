@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gflownet.errors import UserError
-from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, option
 
 
 @dataclass
@@ -44,9 +44,6 @@ class LocalSearchConfig:
 
     num: int = option(0, "terminal states, the step's first samples, to search around; 0: off", NOT_NEGATIVE)
     num_iterations: int = option(4, "consecutive changes of each state", AT_LEAST_ONE)
-    share_back: float = option(
-        0.5, "largest share of the construction steps that one change undoes", Interval(0, 1, low_open=True)
-    )
 
 
 @dataclass

@@ -37,6 +37,8 @@ from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.workers.process import Stream, stream_seed
 
+_SHARE_BACK = 0.5  # largest share of the construction steps that a change of local search undoes
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -78,7 +80,7 @@ class Refined(NamedTuple):
 class LocalSearch:
     """B chains of terminal states (Local search GFlowNets, Kim et al. 2024, section 4, with the deterministic filter).
 
-    A proposal undoes K steps and continues with the policy; K is uniform between 1 and `share_back` of the state's
+    A proposal undoes K steps and continues with the policy; K is uniform between 1 and half of the state's
     construction steps. A chain moves to proposals with a higher reward.
     """
 
@@ -120,7 +122,7 @@ class LocalSearch:
         current = sequences.walk(env, conditioning=conditioning, origin=Origin.RESAMPLED)
         (position, num_steps), owner = _positions(current), current.trajectory
         low = num_steps.clamp(max=1)  # the initial state has no step to undo
-        high = (num_steps * self.config.share_back).ceil().long().clamp(min=low)
+        high = (num_steps * _SHARE_BACK).ceil().long().clamp(min=low)
         uniform = torch.rand(len(current), generator=generator, dtype=torch.float64)
         num_shared = (num_steps - low - (uniform * (high - low + 1)).long())[owner]
         shared = (position < num_shared).nonzero().squeeze(1)

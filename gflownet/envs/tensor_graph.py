@@ -355,10 +355,7 @@ class TensorGraphContext(GraphBuildingEnvContext):
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> TensorGraphEnv:
         space = config.tensor_graph
         return TensorGraphEnv(
-            read_inputs(space.inputs),
-            functions=space.functions,
-            new_extents=space.new_extents,
-            max_operations=space.max_operations,
+            read_inputs(space.inputs), functions=space.functions, new_extents=(), max_operations=space.max_operations
         )
 
     def extra_node_features(self, states: GraphStates) -> Tensor:

@@ -19,9 +19,10 @@ from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
 from gflownet.evaluation.job import Deadlines, EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
+from gflownet.evaluation.presentation import words_of
 from gflownet.evaluation.store.claims import Claims, Store
 from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
-from gflownet.evaluation.task import GFNTask, words_of
+from gflownet.evaluation.task import GFNTask
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1
@@ -37,7 +38,9 @@ STOP_REQUEST = "stop request"
 # Shortest and longest time between two looks at graphs that other processes evaluate, seconds.
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
 _log = logging.getLogger(__name__)
-# Evaluations during which the main process may end before a graph is recorded as CRASHED, even if `max_attempts` is 1.
+LEASE = 60.0  # seconds without a sign of life after which another run takes over a claimed evaluation
+MAX_ATTEMPTS = 2  # of a candidate that crashes, times out, or lacks memory or a connection
+# Evaluations during which the main process may end before a graph is recorded as CRASHED.
 _MIN_LOST = 2
 
 
@@ -49,7 +52,7 @@ class Dispatcher(AsynchronousEvaluator):
     """Evaluates each graph once; every result is in the store before it is returned.
 
     Thread-safe. A job that loses its process is split into single candidates; a single one is retried up to
-    `max_attempts` times, then recorded with its status and never evaluated again.
+    MAX_ATTEMPTS times, then recorded with its status and never evaluated again.
     """
 
     def __init__(
@@ -94,9 +97,7 @@ class Dispatcher(AsynchronousEvaluator):
         self.mean_seconds = 0.0  # per evaluation, moving average; 0 before the first
         self._end: str | None = None  # reason of the end
         # Two evaluations of a cheap task cost less than one claim.
-        claims = Claims(
-            store, run=run, lease=config.lease, max_attempts=config.max_attempts, counts_lost=not executor.isolates
-        )
+        claims = Claims(store, run=run, lease=LEASE, max_attempts=MAX_ATTEMPTS, counts_lost=not executor.isolates)
         self._claims = None if task.is_cheap else claims
         self._elsewhere: dict[Identity, Ticket] = {}  # claimed by other processes
         self._last_look, self._look_pause = -math.inf, _SHORTEST_LOOK_S
@@ -195,7 +196,7 @@ class Dispatcher(AsynchronousEvaluator):
         is_open = (
             record is None
             or record.status is EvaluationStatus.REFUSED  # by an earlier, smaller budget
-            or record.may_be_retried(run=self.run, max_attempts=self.config.max_attempts)
+            or record.may_be_retried(run=self.run, max_attempts=MAX_ATTEMPTS)
         )
         outcome = self.budget.refusal(self.task, ticket.request.candidate) if is_open else None
         if record is not None and (not is_open or outcome is not None):
@@ -247,7 +248,7 @@ class Dispatcher(AsynchronousEvaluator):
             self._elsewhere.pop(identity, None)
             self._count_repeated([ticket])
             ticket.attempts, ticket.is_suspect, ticket.is_alone = attempts, attempts > 0, attempts > 0
-            if not self.executor.isolates and attempts >= max(self.config.max_attempts, _MIN_LOST):
+            if not self.executor.isolates and attempts >= max(MAX_ATTEMPTS, _MIN_LOST):
                 error = f"the process of the run ended in each of {attempts} evaluations of this graph"
                 self._record(ticket, Outcome(EvaluationStatus.CRASHED, 0.0, error=error, is_transient=True))
             else:
@@ -302,7 +303,7 @@ class Dispatcher(AsynchronousEvaluator):
         for ticket, outcome in zip(tickets, handle.outcomes, strict=False):
             ticket.attempts += 1
             self.evaluation_seconds += outcome.seconds
-            if outcome.is_transient and ticket.attempts < self.config.max_attempts:
+            if outcome.is_transient and ticket.attempts < MAX_ATTEMPTS:
                 self.counts["num_retried"] += 1
                 self._jobs.repeat_alone([ticket])
                 continue

@@ -18,9 +18,10 @@ from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe
 from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, ReferenceName, Request, Ticket
+from gflownet.evaluation.presentation import Reference, joined
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race, rank_correlation
 from gflownet.evaluation.store.evaluations import EvaluationRecord
-from gflownet.evaluation.task import GFNTask, Reference, joined
+from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.canonical import Candidate
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gflownet.evaluation.presentation import Reference
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
 from gflownet.evaluation.store.rows import EvaluationStatus as EvaluationStatus
-from gflownet.evaluation.task import GFNTask, Reference, Score
+from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import Candidate
 from gflownet.training.random_states import candidate_seed
 

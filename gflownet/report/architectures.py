@@ -13,7 +13,8 @@ from typing import Any
 from gflownet.errors import counted
 from gflownet.evaluation.execution import saved_weights
 from gflownet.evaluation.final import Sizes, TopArchitecture
-from gflownet.evaluation.task import GFNTask, words_of
+from gflownet.evaluation.presentation import words_of
+from gflownet.evaluation.task import GFNTask
 from gflownet.files import sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_svg

@@ -148,7 +148,7 @@ class Builder:
             config = copied(self.config)
             config.search.method, reason = automatic_method(config, self.task)
             if config.search.method == GFLOWNET:  # a resumed run may have options of a surrogate that it would not use
-                config.search.options = config.search.surrogate.options = config.search.acquisition.options = {}
+                config.search.options = config.search.surrogate.options = {}
             self.config, self.extensions = load_extensions(config)
         self.chosen_config = copied(self.config)
         if is_automatic:

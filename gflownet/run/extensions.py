@@ -31,7 +31,7 @@ from gflownet.options import leaves
 from gflownet.plugins import ExtensionPoint, check_name
 from gflownet.policy.config import POLICIES, check_model
 from gflownet.records.marker import check_folder_options, check_run_folder
-from gflownet.search.config import ACQUISITIONS, AUTO, GFLOWNET, SEARCH_METHODS, SURROGATES
+from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS, SURROGATES
 
 if TYPE_CHECKING:
     from gflownet.evaluation.task import GFNTask
@@ -59,7 +59,7 @@ _TASK_FILES = ("task_options.table", "task_options.text", "task_options.data", "
 _log = logging.getLogger(__name__)
 # The methods of search.method=auto for scores that depend on a training, and with the checks of its sampler.
 _TRAINED_METHOD, _SAMPLING_METHOD = "surrogate", "surrogate_gflownet"
-_OF_METHOD = (SEARCH_METHODS, SURROGATES, ACQUISITIONS)  # whose options wait for the method
+_OF_METHOD = (SEARCH_METHODS, SURROGATES)  # whose options wait for the method
 EXTENSION_POINTS = (TASKS, ENVIRONMENTS, POLICIES, OBJECTIVES, REGRESSIONS, *_OF_METHOD)
 
 
@@ -228,7 +228,6 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
     method: Any = classes.get(SEARCH_METHODS.key)  # none before auto is resolved
     if method is not None and not method.trains_policy:  # the search ends with a sampler, which learns from predictions
         classes[SURROGATES.key] = SURROGATES.load(config.search.surrogate.name)
-        classes[ACQUISITIONS.key] = ACQUISITIONS.load(config.search.acquisition.name)
     unresolved = _OF_METHOD if config.search.method == AUTO else ()
     points = [point for point in EXTENSION_POINTS if point.options_key and point not in unresolved]
     schemas = {point.options_key: getattr(classes.get(point.key), "Config", None) for point in points}

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from math import inf
 from statistics import fmean
 from typing import Any, cast
 
@@ -39,26 +38,22 @@ from gflownet.report.architectures import SET_NAME, entries_of
 from gflownet.run.components import Components
 from gflownet.run.run import Run
 
+_NUM_KEPT = 20  # best candidates of the search, and of random ones, whose weights are kept for the set
 _Row = dict[str, Any]  # key, name, number of parameters and test figures of a set or network
 
 
 def kept_weights(parts: Components, run: Run) -> WeightFolder | None:
     """Return the folder of the weights that a run keeps, None without final trainings of modules."""
-    options, task = parts.config.final, parts.task
+    task = parts.task
     if not (parts.plan.num_final and task.max_fidelity):
         return None
-
-    def group(row: EvaluationRecord) -> int | None:
-        """Return the number of networks of this size in a set, so that a set within a cap finds small ones."""
-        number = int(min(options.set, (options.set_parameters or inf) / max(row.num_parameters or 0, 1)))
-        return number if number and exceeded(row.metrics, task.limits) is None else None
 
     has_set = _has_set(parts)
     return WeightFolder(
         run.folder.path / WEIGHTS_NAME,
-        options.keep if has_set else 0,
+        _NUM_KEPT if has_set else 0,
         write=run.folder.write,
-        group=group,
+        is_allowed=lambda row: exceeded(row.metrics, task.limits) is None,
         keeps_all=has_set,
         records=run.store.of_run(parts.run_id) if run.folder.resumed else (),
     )
@@ -105,9 +100,7 @@ class _Choice:
         rows = sorted((row for row in rows if row.identity in values), key=lambda row: row.identity)
         own, random = ([row for row in rows if (row.seed >= RANDOM_REPEAT) == is_random] for is_random in (False, True))
         if not (members := self._chosen(own, values)):
-            cap = self.parts.config.final.set_parameters
-            limit = f" within final.set_parameters={cap}" if cap else ""
-            return f"no set of networks: no outputs of modules that this run has trained{limit}"
+            return "no set of networks: no outputs of modules that this run has trained"
         losses = {row.identity: loss_of(values[row.identity], targets) for row in own}
         single = min((row for row in own if _size([row]) <= _size(members)), key=lambda row: losses[row.identity])
         top = self.final.top if self.final.sizes else self.final.top[:1]  # with caps, those of each cap
@@ -148,10 +141,8 @@ class _Choice:
         return {key: values for key, values in known.items() if values.isfinite().all()}
 
     def _chosen(self, rows: Sequence[EvaluationRecord], values: Mapping[Identity, Tensor]) -> list[EvaluationRecord]:
-        predictions, sizes = [values[row.identity] for row in rows], [_size([row]) for row in rows]
-        options, targets = self.parts.config.final, cast(TensorTask, self.parts.task).validation.targets
-        cap = options.set_parameters or inf
-        return [rows[k] for k in greedy(predictions, targets, sizes, size=options.set, max_parameters=cap)]
+        targets, size = cast(TensorTask, self.parts.task).validation.targets, self.parts.config.final.set
+        return [rows[place] for place in greedy([values[row.identity] for row in rows], targets, size=size)]
 
     def _write_members(self, members: Sequence[EvaluationRecord], table: Sequence[_Row]) -> None:
         folder, from_dict = self.run.folder, self.parts.env.terminal_type.from_dict

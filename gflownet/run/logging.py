@@ -76,7 +76,7 @@ class MetricLogger(Closing):
             text = yaml.safe_dump(dict(config), sort_keys=False)
             self._logs.append(TensorBoardLog(log_dir, config_text=text, print_line=self.print, resume_step=resume_step))
         self._samples, self._num_sampled_steps, self._step = StepSamples(), 0, resume_step or 0
-        self._last_checkpoint: Path | None = None
+        self.last_checkpoint: Path | None = None
         self._leader_hashes: list[str] = []
         self._num_trainings = 0  # of the final stage, logged
         self.view = make_view(  # arguments of the view alone are not recorded
@@ -139,12 +139,6 @@ class MetricLogger(Closing):
             for log in self._logs:
                 log.write_leaders(self._step, leaders)
 
-    def write_checkpoint(self, path: Path) -> None:
-        """Write a checkpoint to the logs that keep some; the one at the end of the training may be there already."""
-        is_known, self._last_checkpoint = path == self._last_checkpoint, path
-        for log in () if is_known else self._logs:
-            log.write_checkpoint(self._step, path)
-
     def name_best(self, words_of: Callable[[], str]) -> None:
         """Show the best architecture so far with the next metrics; `words_of` returns its words."""
         try:
@@ -188,7 +182,7 @@ class MetricLogger(Closing):
         self._write_samples()
         results: RunResults | None = None
         try:
-            results = read_end(self._folder, checkpoint=self._last_checkpoint)
+            results = read_end(self._folder, checkpoint=self.last_checkpoint)
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.print(f"logs: no results in wandb and TensorBoard: {first_line(error)}")
         for log in self._logs:

@@ -155,7 +155,7 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
 def sampler_updates(config: SamplerConfig, num_evaluations: int) -> tuple[int, int]:
     """Return the sampler's updates of maximum likelihood and of the objective, fewer after few evaluations."""
     share = min(num_evaluations / MIN_TRAINED_ON, 1.0)
-    return math.ceil(share * config.num_likelihood_updates), math.ceil(share * config.num_updates)
+    return math.ceil(share * config.num_updates), math.ceil(share * config.num_updates)
 
 
 def _warning(config: Config, method: type[SearchMethod], num: int, num_steps: int) -> str:

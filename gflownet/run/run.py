@@ -119,8 +119,7 @@ class Run:
         """
         self.folder.check()
         with self.stop.completed():
-            path = self.folder.checkpoints.save(step, state)
-        self.logger.write_checkpoint(path)
+            self.logger.last_checkpoint = self.folder.checkpoints.save(step, state)
         self._page.rewrite(self.logger.print)
 
     @contextmanager

@@ -116,10 +116,6 @@ class RunLog(ABC):
         """Log the best architectures so far."""
 
     @abstractmethod
-    def write_checkpoint(self, step: int, path: Path) -> None:
-        """Log a checkpoint during the run."""
-
-    @abstractmethod
     def summarise(self, values: Mapping[str, float]) -> None:
         """Log figures of the whole run."""
 
@@ -213,9 +209,6 @@ class TensorBoardLog(RunLog):
         with self._reporting("no table of architectures"):
             if self._open is not None:
                 self._open.add_text("top/architectures", _table_of(leaders), step)
-
-    def write_checkpoint(self, step: int, path: Path) -> None:
-        """Log nothing: event files hold no checkpoints."""
 
     def summarise(self, values: Mapping[str, float]) -> None:
         self.write(self._last_step, {key: value for key, value in values.items() if isinstance(value, int | float)})

@@ -13,8 +13,8 @@ from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
 from gflownet.evaluation.halving import HalvingEvaluator, SuccessiveHalving
+from gflownet.evaluation.presentation import words_of
 from gflownet.evaluation.store.rows import EvaluationRecord
-from gflownet.evaluation.task import words_of
 from gflownet.files import parse_json
 from gflownet.graphs.drawing import to_svg
 from gflownet.records.status import Phase

@@ -12,7 +12,7 @@ from dataclasses import asdict
 import torch
 
 from gflownet.config import Config
-from gflownet.errors import UserError, account_lines, counted
+from gflownet.errors import UserError, counted, summary_lines
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.final import check_final
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
@@ -25,10 +25,12 @@ from gflownet.run.extensions import unused_line
 from gflownet.run.failures import Quarantine, evaluation_line
 from gflownet.run.final_set import kept_weights
 from gflownet.run.final_stage import FinalTrainingsStage
-from gflownet.run.folder import ACCOUNT_NAME, RunFolder
+from gflownet.run.folder import DATA_NAME, RunFolder
 from gflownet.run.run import Run, open_run
 from gflownet.run.search_stage import SearchStage
 from gflownet.run.view import Limits
+
+_STORE_PATIENCE = 300.0  # seconds for which a run waits for a PostgreSQL server that went away
 
 
 class GFNTrainer(Builder):
@@ -66,7 +68,7 @@ class GFNTrainer(Builder):
             evaluator.on_result = on_result
             for line in self._details():
                 run.logger.detail(line)
-            remarks = *account_lines(self.task.account), *self.task.remarks(), *self.env.remarks()
+            remarks = *summary_lines(self.task.summary), *self.task.remarks(), *self.env.remarks()
             plan_lines = self.plan.objectives_line(), self.plan.line(), unused_line(config)
             for line in filter(None, (*remarks, *plan_lines)):
                 run.logger.print(line)
@@ -129,8 +131,8 @@ class GFNTrainer(Builder):
         if self.default_folder:
             self.chosen_config.log_dir = self.config.log_dir
         folder.write_config(self.chosen_config)
-        if self.task.account:
-            folder.write(folder.path / ACCOUNT_NAME, "".join(f"{line}\n" for line in self.task.account))
+        if self.task.summary:
+            folder.write(folder.path / DATA_NAME, "".join(f"{line}\n" for line in self.task.summary))
         if checkpoint is None:
             folder.checkpoints.save(self.progress.step, self.state_dict())
 
@@ -167,8 +169,7 @@ class GFNTrainer(Builder):
         is_own = self.progress.step > 0 and not config.evaluation.store_url
         rows = folder.lost_rows(self.env.terminal_type.from_dict) if is_own else []
         location = config.evaluation.store_url or folder.store
-        patience = config.evaluation.store_patience
-        store = run.open(EvaluationStore(location, context=context_of(self.task), patience=patience))
+        store = run.open(EvaluationStore(location, context=context_of(self.task), patience=_STORE_PATIENCE))
         store.add(rows)
         report_earlier_versions(store)
         if not folder.resumed:

@@ -27,7 +27,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.search.history import ProposalOrigin
 from gflownet.search.method import Candidates, SearchSetup
-from gflownet.search.surrogate_search import SurrogateSearch
+from gflownet.search.surrogate_search import NUM_SAMPLED, SurrogateSearch
 from gflownet.training.random_states import seeded
 from gflownet.training.steps import map_tensors
 from gflownet.workers.process import Stream, stream_seed
@@ -229,7 +229,7 @@ class SurrogateGFlowNet(SurrogateSearch):
         """Return samples of the policy; random architectures before its first update."""
         if not self.policy.num_updates:
             return self.random_states(call)
-        conditioning = no_conditioning(self.config.proposals.num_sampled, self.setup.context.num_cond_dim)
+        conditioning = no_conditioning(NUM_SAMPLED, self.setup.context.num_cond_dim)
         return self.policy.sample(conditioning, self.setup.generator(call, Stream.POLICY_SAMPLES)).terminal
 
     @property
@@ -265,12 +265,12 @@ class SurrogateGFlowNet(SurrogateSearch):
         yield {}
         if not len(best):
             return
-        values = self.log_values(best, generator)
+        values = self.log_values(best)
         yield {}
         target = AcquisitionTarget(
             self.setup.context.num_cond_dim,
             best,
-            PredictedOnce(self.env, lambda states: self.log_values(states, generator)),
+            PredictedOnce(self.env, self.log_values),
             beta=self.config.acquisition.beta,
             maximum=float(values.max()),
         )

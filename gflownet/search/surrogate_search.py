@@ -33,6 +33,7 @@ from gflownet.search.proposals import (
 from gflownet.search.surrogate import Calibration, Prediction, Surrogate
 from gflownet.workers.process import Stream
 
+NUM_SAMPLED = 64  # samples of the policy per round
 _NUM_DESIGN = 256  # random architectures of which the first ones are chosen
 _NUM_FANTASISED = 256  # best candidates of a pool, out of which a batch is chosen one by one
 _NUM_GENERATIONS = 2  # of mutations of the pool's best candidates
@@ -175,7 +176,7 @@ class SurrogateSearch(SearchMethod):
         return evolved(
             self.history,
             GraphStates.cat([*(pool.states for pool in earlier), varied, samples]),
-            lambda states: self.log_values(states, generator),
+            self.log_values,
             origin=torch.cat([*(pool.origin for pool in earlier), origin]),
             num_mutations=options.num_mutations,
             num_generations=_NUM_GENERATIONS,
@@ -190,16 +191,15 @@ class SurrogateSearch(SearchMethod):
         """Return up to `num` best candidates of the last proposal, best first; None before the first one."""
         return list(self._kept.values())[-1].states[:num] if self._kept else None
 
-    def log_values(self, states: GraphStates, generator: torch.Generator) -> Tensor:
+    def log_values(self, states: GraphStates) -> Tensor:
         """Return the logarithm of the acquisition of terminal states, [B] float64."""
         if not len(states):
             return torch.empty(0, dtype=torch.float64)
-        return self.model.log_values(self.model.encode(states), generator)
+        return self.model.log_values(self.model.encode(states))
 
     def random_states(self, call: int) -> GraphStates:
         """Return random unknown architectures, fewer where a space has hardly any left."""
-        num = max(self.config.proposals.num_sampled, 1)
-        return random_unknown(self.history, num, self.setup.generator(call, Stream.RANDOM))
+        return random_unknown(self.history, NUM_SAMPLED, self.setup.generator(call, Stream.RANDOM))
 
     def _chosen(self, pool: Pool, num: int, call: int) -> Candidates:
         order = sampled_order(
@@ -240,7 +240,7 @@ class SurrogateSearch(SearchMethod):
         self, features: Any, fantasies: Sequence[Fantasies], num: int, generator: torch.Generator
     ) -> Iterator[int]:
         """Return the first `num` candidates in an order sampled by their acquisition."""
-        values = self.model.log_values(features, generator, fantasies)[:num]
+        values = self.model.log_values(features, fantasies)[:num]
         return iter(sampled_order(values, generator, beta=self.config.acquisition.beta).tolist())
 
     def _first_states(self, call: int, num: int, origin: ProposalOrigin) -> Candidates:

@@ -52,7 +52,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     final: FinalConfig = field(default_factory=FinalConfig)
     cond: ConditionalsConfig = field(
-        default_factory=lambda: ConditionalsConfig(TemperatureConfig("uniform", [1.0, 5.0], num_thermometer_dim=4))
+        default_factory=lambda: ConditionalsConfig(TemperatureConfig("uniform", [1.0, 5.0]))
     )
 
 

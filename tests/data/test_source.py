@@ -160,7 +160,7 @@ def test_merged_policy_calls_equal_separate_calls(tmp_path):
 
 
 REMEMBERS = ReplayConfig(warmup=6, num_from_replay=12, resample=False)
-SEARCHES = {"local_search": LocalSearchConfig(num=4, num_iterations=3, share_back=1.0)}
+SEARCHES = {"local_search": LocalSearchConfig(num=4, num_iterations=3)}
 
 
 def of_origin(rollout: Rollout, origin: Origin) -> list[Trajectory]:

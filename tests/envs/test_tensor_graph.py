@@ -246,7 +246,7 @@ def test_read_inputs_invalid_text_raises(texts, message):
 
 
 def test_tensor_graph_context_from_config_and_node_features():
-    config = EnvConfig(tensor_graph=TensorGraphConfig(inputs=["A[2,3]"], new_extents=[5]))
+    config = EnvConfig(tensor_graph=TensorGraphConfig(inputs=["A[2,3]"]))
     context = TensorGraphContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=2)
     assert context.num_cond_dim == 2
     env = TensorGraphContext.build_env(config, input_sizes=(), output_sizes=())
@@ -255,10 +255,10 @@ def test_tensor_graph_context_from_config_and_node_features():
     assert facts.extent[0, :4].tolist() == [0, 2, 3, 0]
     assert facts.is_pending[0, :4].tolist() == [False, True, True, False]
     features = context.extra_node_features(states)
-    assert env.extents.tolist() == [2, 3, 5]
+    assert env.extents.tolist() == [2, 3]
     assert features.shape == (1, env.vocabulary.max_nodes, context.num_extra_node_features)
-    assert features[0, 1].tolist() == [1, 0, 0, 0, 1, 0, 0, 0]
-    assert features[0, 3].tolist() == [0, 0, 0, 1, 0, 1, 0, 0.5]
+    assert features[0, 1].tolist() == [1, 0, 0, 1, 0, 0, 0]
+    assert features[0, 3].tolist() == [0, 0, 1, 0, 1, 0, 0.5]
 
 
 def test_states_of_unsupported_program_raises():

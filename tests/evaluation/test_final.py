@@ -24,10 +24,11 @@ from gflownet.evaluation.final import (
     ranked,
     with_test_scores,
 )
+from gflownet.evaluation.presentation import Reference, ReferenceMethod
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
-from gflownet.evaluation.task import CandidateTraining, Reference, ReferenceMethod, Score
+from gflownet.evaluation.task import CandidateTraining, Score
 from gflownet.files import write_whole
 from gflownet.training.random_states import candidate_seed
 from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of, record

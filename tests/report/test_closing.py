@@ -16,8 +16,8 @@ from scipy.special import stdtrit
 
 import gflownet
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture, ranked
+from gflownet.evaluation.presentation import Reference
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus
-from gflownet.evaluation.task import Reference
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph

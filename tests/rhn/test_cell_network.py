@@ -193,7 +193,7 @@ def test_invalid_cell_raises_one_line() -> None:
 
 
 def test_causal_convolution_keeps_the_contract_and_equals_a_padded_one() -> None:
-    name = "gflownet.translation.cell_network:CausalConvolution"
+    name = "gflownet.operations.recurrent:CausalConvolution"
     check_operation(name)
     layer = CarriedConvolution(3, kernel_size=4, dilation=2).double()
     x = torch.randn(2, 9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -39,7 +39,7 @@ def plan(*options: str) -> RunPlan:
 
 
 def test_options_that_a_search_does_not_use_are_named():
-    options = ["opt.learning_rate=0.01", "opt.momentum=0.5", "replay.num_updates=2", "algo.num_from_policy=3"]
+    options = ["opt.learning_rate=0.01", "replay.num_updates=2", "algo.num_from_policy=3"]
     named = "replay.num_updates, opt.learning_rate"
     for method, further, expected in (
         ("surrogate", [], named),

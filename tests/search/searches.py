@@ -29,7 +29,7 @@ PLACES = (
     *("env.choices.places={a: [0, 1, 2], b: [0, 1, 2], c: [0, 1, 2], d: [0, 1, 2]}", "algo.num_from_policy=4"),
     *("num_training_steps=4", "model.name=mlp", "model.num_layers=1", "model.num_emb=8", "replay.use=false"),
     *("evaluation.floor_score=0.01", "final.top=0", "wandb.mode=disabled", "search.batch_size=1"),
-    *("search.sampler.num_likelihood_updates=2", "search.sampler.num_updates=3", "search.sampler.num_verified=0"),
+    *("search.sampler.num_updates=3", "search.sampler.num_verified=0"),
 )
 
 

@@ -47,7 +47,7 @@ from tests.search.searches import (
 )
 
 CAPPED = ("env.choices.cost=tests.search.searches:cost", "env.choices.max_parameters=9", "cond.limit.metric=parameters")
-UPDATES = ("search.sampler.num_likelihood_updates=30", "search.sampler.num_updates=300", "model.num_emb=32")
+UPDATES = ("search.sampler.num_updates=165", "model.num_emb=32")
 
 
 def searched(*overrides: str, num_rounds: int = 3) -> GFNTrainer:
@@ -131,7 +131,7 @@ def test_backward_trajectories_end_in_good_candidates_within_their_caps():
 
 
 def test_samples_are_within_every_cap_and_follow_it():
-    trainer = searched(*CAPPED, "search.sampler.num_likelihood_updates=40", "search.sampler.num_updates=60")
+    trainer = searched(*CAPPED, "search.sampler.num_updates=50")
     metrics = train(trainer)
     assert metrics[-1]["sampler_rank_correlation"] > 0.3
     generator, means = torch.Generator().manual_seed(0), []
@@ -224,12 +224,10 @@ def test_sampler_proposes_so_many_new_samples_once(num_verified):
         assert len(trainer.sampler.verified) == num_verified
 
 
-@pytest.mark.parametrize(("num_taken", "num_done"), [(0, 0), (3, 2), (5, 2), (9, 8)])
+@pytest.mark.parametrize(("num_taken", "num_done"), [(0, 0), (3, 2), (5, 4), (9, 9)])
 def test_interrupted_training_continues_after_its_last_whole_sampling(num_taken, num_done, monkeypatch):
-    monkeypatch.setattr(
-        amortised_search, "_NUM_SAMPLED", 32
-    )  # 2 updates of maximum likelihood, then 4 of the objective
-    updates = ("search.sampler.num_likelihood_updates=4", "search.sampler.num_updates=6", "num_training_steps=5")
+    monkeypatch.setattr(amortised_search, "_NUM_SAMPLED", 32)  # 2 updates per sampling
+    updates = ("search.sampler.num_updates=5", "num_training_steps=5")
     whole, interrupted, resumed = (searched(*updates, num_rounds=1) for _ in range(3))
     assert len(train(whole)) == 10
     list(itertools.islice(filter(None, interrupted.sampler.work(0)), num_taken))

@@ -179,7 +179,7 @@ def sections_of(run: RunData) -> Sequence[Section]:
         ("curves", "Progress", "Progress", curves_of),
         ("certificate", "Does it sample in proportion to the reward?", "Certificate", certificate),
         ("effects", "What distinguishes good architectures", "What matters", effect_section),
-        ("data", "Data that was read", "Data", lambda run: run.account),
+        ("data", "Data that was read", "Data", lambda run: run.summary),
         ("time", "Where the time went", "Time", time_section),
         ("failures", "Failed evaluations", "Failures", failure_section),
         ("configuration", "Configuration and commands", "Configuration", configuration_section),

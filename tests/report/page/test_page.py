@@ -233,7 +233,7 @@ def test_first_picture_is_the_fronts_on_new_seeds(tmp_path):
 def test_hostile_words_stay_text(tmp_path, place):
     options, records, status, files = [], choices(12), status_of("completed"), dict[str, Any]()
     if place == "task":
-        options = [f"wandb.name='{HOSTILE}'"]
+        options = [f"wandb.project='{HOSTILE}'"]
     elif place == "error":
         records.append(record(99, None, assignment_of(x=1), error=f"{HOSTILE}\n{HOSTILE}"))
     elif place == "value":
@@ -388,7 +388,7 @@ def test_page_of_no_data_is_complete(tmp_path):
     assert list(read.sections)[1:] == ["certificate", "configuration"]
 
 
-def test_account_of_the_data_is_a_section(tmp_path):
+def test_summary_of_the_data_is_a_section(tmp_path):
     folder = write_run(tmp_path)
     (folder / "data.txt").write_text("columns:\n  a<b  number, 3 % missing\n")
     assert "a<b number, 3 % missing" in page(folder).sections["data"]
