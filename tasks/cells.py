@@ -212,12 +212,8 @@ class CellsTask(GFNTask):
 
     def _full_name(self, name: str, key: str) -> str:
         name = name if name in self._table.names else _ALIASES.get(name, name)
-        return self._table.named(name, prefix=self._data_set, key=key)
-
-    @property
-    def _data_set(self) -> str:
-        """Return the part of the score's column before the first underscore."""
-        return str(self.options.column).partition("_")[0]
+        data_set = str(self.options.column).partition("_")[0]
+        return self._table.named(name, prefix=data_set, key=key)
 
     def _identities(self) -> list[str]:
         """Return the key of the cell of every row, see `_identity`.

@@ -209,7 +209,12 @@ def _completed(operation: Any) -> Any:
             settings = dict(applied.items)
         except ValueError:
             return operation
-    return {"name": name, "settings": {key: _plain_number(value) for key, value in settings.items()}}
+    # An integral float is an int: 1.0 and 1 are one value of a setting.
+    plain = {
+        key: int(value) if is_number(value) and isinstance(value, float) and value.is_integer() else value
+        for key, value in settings.items()
+    }
+    return {"name": name, "settings": plain}
 
 
 def _full_name(name: str) -> str:
@@ -218,11 +223,6 @@ def _full_name(name: str) -> str:
         return graph_name(_SHORT_NAMES.get(name, name))
     except ValueError:  # of several packages
         return name
-
-
-def _plain_number(value: Any) -> Any:
-    """Return an integral float as an int: 1.0 and 1 are one value of a setting."""
-    return int(value) if is_number(value) and isinstance(value, float) and value.is_integer() else value
 
 
 def _applied(name: Any, subgraph_key: Callable[[str], str]) -> Any:
