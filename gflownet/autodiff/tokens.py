@@ -69,11 +69,12 @@ class Tokens:
     def error(self, expected: str) -> ValueError:
         """Return the error at the next token."""
         got = shortened(self.text) if self.text else "the end of the line"
-        return self.located(f"{expected}, got {got}")
+        return ValueError(f"{self.place}: {expected}, got {got}")
 
-    def located(self, message: str) -> ValueError:
-        """Return the error of a message at the next token."""
-        return ValueError(f"column {self.token.column}: {message}")
+    @property
+    def place(self) -> str:
+        """Return the position of the next token."""
+        return f"column {self.token.column}"
 
     def is_done(self) -> bool:
         """Return whether all tokens are read."""
@@ -186,7 +187,7 @@ class _Formula(Tokens):
         if self.takes("**"):
             exponent = yield self._signed()
             if not isinstance(exponent, self._constant):
-                raise self.located("expected + - * / and ** with a number")
+                raise ValueError(f"{self.place}: expected + - * / and ** with a number")
             function = function**exponent.value
         return -function if is_negative else function
 

@@ -149,7 +149,7 @@ def converse(options: argparse.Namespace) -> int:
 
 def _answer(engine: Engine, codec: TextCodec, text: str, params: SamplingParams) -> None:
     """Stream the answer to one prompt to the terminal, until Ctrl-C."""
-    from gflownet.rhn.serving.requests import Request, TokenEvent
+    from gflownet.rhn.serving.requests import FinishEvent, Request, TokenEvent
 
     try:
         request_id = engine.submit(Request(codec.encode(text), params))
@@ -159,8 +159,10 @@ def _answer(engine: Engine, codec: TextCodec, text: str, params: SamplingParams)
     stream = codec.stream()
     with stop_signals(SIGINT, message="") as stop:
         while engine.has_work:
-            tokens = [event.sampled.token for event in engine.step() if isinstance(event, TokenEvent)]
-            _write(stream.text(tokens))
+            events = engine.step()
+            text = stream.text(event.sampled.token for event in events if isinstance(event, TokenEvent))
+            cut = sum(event.cut for event in events if isinstance(event, FinishEvent))
+            _write(text[: -cut or None])
             if stop.signal is not None:
                 engine.cancel(request_id)
     _write(stream.rest() + "\n")
@@ -219,7 +221,7 @@ def _request(engine: Engine, codec: TextCodec, prompt: Prompt, params: SamplingP
 
 def _record(codec: TextCodec, prompt: Prompt, answer: Generation) -> dict[str, Any]:
     record: dict[str, Any] = {"line": prompt.line, "prompt": prompt.text, "options": dict(prompt.options)}
-    record |= {"text": codec.decode(answer.tokens), "finish_reason": answer.finish_reason}
+    record |= {"text": codec.decode(answer.tokens)[: -answer.cut or None], "finish_reason": answer.finish_reason}
     record["num_tokens"] = len(answer.tokens)
     if answer.error:
         record["error"] = answer.error

@@ -146,6 +146,9 @@ def test_generate_uses_the_tokenizer_of_the_folder(trained: Path, tmp_path: Path
     expected = answer_of(model, codec.encode("line 7: abc"), params).tokens
     assert [sampled["token"] for sampled in answer["logprobs"]] == expected
     assert answer["text"] == codec.decode(expected)
+    stop, stopped = answer["text"][3:5], tmp_path / "stopped.jsonl"
+    assert generate([*arguments[:3], "--out", str(stopped), "--max-tokens", "9", "--seed", "4", "--stop", stop]) == 0
+    assert json.loads(stopped.read_text())["text"] == answer["text"].partition(stop)[0]
     network = load_language_model(trained / "model")
     assert network.generate("line 7: abc", max_new_tokens=9, seed=5) == answer["text"]
     assert network.generate(torch.tensor(codec.encode("line 7: abc")), max_new_tokens=9, seed=5) == expected
