@@ -138,7 +138,7 @@ def compare(search: Search, folder: Path, *, seed: int, seconds: float) -> dict[
         scores = [row.score for row in side.store.top(10_000)]
         metrics = side.evaluator.halving.metrics() if isinstance(side.evaluator, HalvingEvaluator) else {}
         correlation = metrics.get("extrapolation_rank_correlation", float("nan"))
-        num = side.dispatcher.num_evaluated
+        num = side.dispatcher.budget.num_evaluated
         results[name] = Result(num, len(scores), side.seconds, max(scores), correlation)
         side.store.close()
     return results

@@ -182,11 +182,6 @@ class Dispatcher(AsynchronousEvaluator):
             self.cancel()
 
     @property
-    def num_evaluated(self) -> int:
-        """Return the number of evaluations of the run."""
-        return self.budget.num_evaluated
-
-    @property
     def num_in_flight(self) -> int:
         return len(self._tickets)
 

@@ -239,14 +239,6 @@ class JobQueue(deque[Ticket]):
         return not (second.is_alone or isinstance(one.candidate, ReferenceName)) and replace(one, **own) == other
 
     def _are_seeds(self, first: Ticket, second: Ticket) -> bool:
-        is_saved = first.request.saves_training, second.request.saves_training  # a saved training is alone
-        is_same = (_key(first), _is_random(first)) == (_key(second), _is_random(second))
-        return is_same and is_saved == (False, False) and self._may_share(first, second)
-
-
-def _key(ticket: Ticket) -> str:
-    return ticket.request.candidate.canonical_key()
-
-
-def _is_random(ticket: Ticket) -> bool:
-    return ticket.request.repeat >= RANDOM_REPEAT
+        pair = first.request, second.request  # a saved training is alone
+        kinds = {(each.candidate.canonical_key(), each.repeat >= RANDOM_REPEAT, each.saves_training) for each in pair}
+        return len(kinds) == 1 and not first.request.saves_training and self._may_share(first, second)

@@ -155,11 +155,6 @@ class Builder:
             self.chosen_config.search.method = AUTO
         return plan_of(self.config, self.task, self.extensions.method, reason=reason)
 
-    def components(self) -> Components:
-        """Return what the stages of the run share."""
-        shared = self.config, self.plan, self.task, self.context, self.search, self.sampler, self.progress
-        return Components(*shared, self.run_id, self.build_evaluator)
-
     def build_task(self) -> GFNTask:
         """Build the task that scores terminal graphs."""
         return self.extensions.task(self.config)

@@ -73,7 +73,9 @@ def validate(config: Config) -> None:
     check_name(SEARCH_METHODS.key, config.search.method, {AUTO: "", **SEARCH_METHODS.homes})
     for point, name in choices(config):
         point.check_name(name)
-        _warn_of_hidden_class(point, name)
+        for offer in point.installed.get(name, ()) if name in point else ():
+            message = "%s=%s: the built-in class is used; %s is that of the package %s"
+            _log.warning(message, point.key, name, offer.home, offer.package)
     check_env(config.env)
     check_model(config.model)
     check_data(config.replay, config.local_search, num_from_policy=config.algo.num_from_policy)
@@ -97,18 +99,6 @@ def validate(config: Config) -> None:
         raise UserError(
             "tensorboard.use: expected tensorboard to be installed, got true without it; "
             "pip install 'gflownet[tensorboard]'"
-        )
-
-
-def _warn_of_hidden_class(point: ExtensionPoint, name: str) -> None:
-    """Log that a built-in class is used although an installed package has an entry point with its name."""
-    for offer in point.installed.get(name, ()) if name in point else ():
-        _log.warning(
-            "%s=%s: the built-in class is used; %s is that of the package %s",
-            point.key,
-            name,
-            offer.home,
-            offer.package,
         )
 
 

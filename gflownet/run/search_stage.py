@@ -188,10 +188,12 @@ class SearchStage(StepStage):
 
     def record(self, run: Run) -> None:
         """Add why the search has ended, and its mean scores, to the results."""
-        means = self._parts.progress.score_means
-        tenth = max(1, len(means) // 10)
-        ends = [mean(each) for each in (means[:tenth], means[-tenth:])]
-        run.record(search=SearchResults(closing_line(self._parts), len(means), *ends))
+        parts, means = self._parts, self._parts.progress.score_means
+        tenth, num = max(1, len(means) // 10), counted(parts.progress.num_distinct, "evaluation")
+        ends, end = [mean(each) for each in (means[:tenth], means[-tenth:])], parts.search.end or "stopped"
+        total = "" if end.startswith(num) else f", {num} in all"
+        line = f"search.method={parts.config.search.method}: {end}{total}"
+        run.record(search=SearchResults(line, len(means), *ends))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:
@@ -207,13 +209,6 @@ def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[L
         finalist = Finalist(rank, row.score, row.num_parameters, words=words_of(task, candidate), choices=shown)
         leaders.append(Leader(finalist, drawing, words.get(row.hash, ""), row.seconds))
     return leaders
-
-
-def closing_line(parts: Components) -> str:
-    """Return why the search has ended."""
-    end, num = parts.search.end or "stopped", parts.progress.num_distinct
-    total = "" if end.startswith(counted(num, "evaluation")) else f", {counted(num, 'evaluation')} in all"
-    return f"search.method={parts.config.search.method}: {end}{total}"
 
 
 def _report_fallback(step: SearchStep, before: bool, number: int, run: Run) -> bool:

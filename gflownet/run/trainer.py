@@ -55,7 +55,9 @@ class GFNTrainer(Builder):
         check_final(config.final, self.task)
         with open_run(config, default_folder=self.default_folder) as run:
             self._start(run.folder)
-            run.store, parts = self._open_store(run), self.components()
+            run.store = self._open_store(run)
+            shared = self.config, self.plan, self.task, self.context, self.search, self.sampler, self.progress
+            parts = Components(*shared, self.run_id, self.build_evaluator)
             evaluator = self._search_evaluator(run, parts)
             quarantine = Quarantine(run.folder)
             # Closed after the final report.html, which wandb gets too.
@@ -124,7 +126,13 @@ class GFNTrainer(Builder):
         checkpoint = None
         if folder.resumed:
             folder.check_unchanged(self.chosen_config)
-            self._check_method(folder)
+            status = read_status(folder.path)
+            method = self.plan.method if status is None else status.plan.get("method", self.plan.method)
+            if method != self.plan.method:
+                raise UserError(
+                    f"search.method: expected options with which auto is {method}, as the run in {folder.path} was "
+                    f"started, got {self.plan.method} ({self.plan.reason})"
+                )
             checkpoint = folder.last_checkpoint()
         if checkpoint is not None:
             self.restore(checkpoint)
@@ -135,16 +143,6 @@ class GFNTrainer(Builder):
             folder.write(folder.path / DATA_NAME, "".join(f"{line}\n" for line in self.task.summary))
         if checkpoint is None:
             folder.checkpoints.save(self.progress.step, self.state_dict())
-
-    def _check_method(self, folder: RunFolder) -> None:
-        """Raise UserError where search.method=auto is another method than at the start of the run."""
-        status = read_status(folder.path)
-        method = self.plan.method if status is None else status.plan.get("method", self.plan.method)
-        if method != self.plan.method:
-            raise UserError(
-                f"search.method: expected options with which auto is {method}, as the run in {folder.path} was "
-                f"started, got {self.plan.method} ({self.plan.reason})"
-            )
 
     def _search_evaluator(self, run: Run, parts: Components) -> Dispatcher:
         """Return the evaluator of the search, with what it has used of its budget."""

@@ -27,6 +27,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.search.history import ProposalOrigin
 from gflownet.search.method import Candidates, SearchSetup
+from gflownet.search.proposals import origin_of
 from gflownet.search.surrogate_search import NUM_SAMPLED, SurrogateSearch
 from gflownet.training.random_states import seeded
 from gflownet.training.steps import map_tensors
@@ -225,18 +226,15 @@ class SurrogateGFlowNet(SurrogateSearch):
             return Candidates(self.env.initial_states(0))
         return super().propose(call, num)
 
-    def samples(self, call: int) -> GraphStates:
+    def samples(self, call: int) -> Candidates:
         """Return samples of the policy; random architectures before its first update."""
         if not self.policy.num_updates:
-            return self.random_states(call)
+            return super().samples(call)
         conditioning = no_conditioning(NUM_SAMPLED, self.setup.context.num_cond_dim)
-        return self.policy.sample(conditioning, self.setup.generator(call, Stream.POLICY_SAMPLES)).terminal
+        states = self.policy.sample(conditioning, self.setup.generator(call, Stream.POLICY_SAMPLES)).terminal
+        return Candidates(states, origin_of((ProposalOrigin.POLICY, len(states))))
 
-    @property
-    def samples_origin(self) -> ProposalOrigin:
-        return ProposalOrigin.POLICY if self.policy.num_updates else ProposalOrigin.RANDOM
-
-    def learn(self) -> Mapping[str, float]:
+    def policy_metrics(self) -> Mapping[str, float]:
         return {"policy_updates": float(self.policy.num_updates)}
 
     def work(self, round: int) -> Generator[Mapping[str, float]]:

@@ -30,7 +30,7 @@ SEARCH_METHODS = ExtensionPoint(
         "random": BuiltIn(f"{_ROOM}.baselines:RandomSearch", "uniformly random actions"),
         "evolution": BuiltIn(f"{_ROOM}.baselines:RegularizedEvolution", "mutations of the best of the youngest"),
         "local_search": BuiltIn(f"{_ROOM}.baselines:FirstImprovement", "first better neighbour, with restarts"),
-        "surrogate": BuiltIn(f"{_ROOM}.surrogate_search:SurrogateAlone", "predictions of a surrogate"),
+        "surrogate": BuiltIn(f"{_ROOM}.surrogate_search:SurrogateSearch", "predictions of a surrogate"),
         "surrogate_gflownet": BuiltIn(
             f"{_ROOM}.amortised_search:SurrogateGFlowNet", "surrogate, and a policy trained on its acquisition"
         ),

@@ -113,14 +113,6 @@ def log_likelihoods(squared: Tensor, values: Tensor, weights: Tensor, noise: Ten
     return likelihood.masked_fill(failed > 0, -math.inf)
 
 
-def fit_hyperparameters(
-    features: GraphFeatures, values: Tensor, start: Hyperparameters | None = None
-) -> Hyperparameters:
-    """Return the most probable hyperparameters of n observations, of some of them where there are many."""
-    rows = best_and_random(values, _MAX_FIT_ROWS, seed=len(values))
-    return most_probable(torch.stack([*squared_distances(features[rows], features[rows])]), values[rows], start)
-
-
 def most_probable(squared: Tensor, values: Tensor, start: Hyperparameters | None = None) -> Hyperparameters:
     """Return the most probable hyperparameters on the grid, by ascent from `start` and from the mean of the prior.
 
@@ -261,13 +253,19 @@ class GaussianProcess(Surrogate):
 
     def fit(self, features: GraphFeatures, scores: Tensor) -> None:
         """Fit to n observations."""
-        _check(features, scores)
+        if not len(features) or scores.shape != (len(features),):
+            raise ValueError(f"fit: expected {len(features)} scores, at least one, got shape {list(scores.shape)}")
+        if not bool(scores.isfinite().all()):
+            row = int((~scores.isfinite()).nonzero()[0])
+            raise ValueError(f"fit: expected finite scores, got {float(scores[row])} for observation {row}")
         self._warping = Warping.of(scores)
         values = self.warp(scores)
         rows = best_and_random(values, _MAX_ROWS, seed=self.seed)
         growth = max(_MIN_GROWTH, _GROWTH * self._num_fitted)
         if self._hyperparameters is None or not self._num_fitted <= len(features) < self._num_fitted + growth:
-            self._hyperparameters = fit_hyperparameters(features[rows], values[rows], self._hyperparameters)
+            some = rows[best_and_random(values[rows], _MAX_FIT_ROWS, seed=len(rows))]
+            squared = torch.stack([*squared_distances(features[some], features[some])])
+            self._hyperparameters = most_probable(squared, values[some], self._hyperparameters)
             self._num_fitted = len(features)
         self._regression, self._last = Regression(features[rows], values[rows], self._hyperparameters), None
 
@@ -299,12 +297,3 @@ class GaussianProcess(Surrogate):
         if self._last is None or self._last.features is not features:
             self._last = Conditional(self._regression, features)
         return self._last
-
-
-def _check(features: GraphFeatures, scores: Tensor) -> None:
-    """Raise ValueError unless there is a finite score for each of at least one observation."""
-    if not len(features) or scores.shape != (len(features),):
-        raise ValueError(f"fit: expected {len(features)} scores, at least one, got shape {list(scores.shape)}")
-    if not bool(scores.isfinite().all()):
-        row = int((~scores.isfinite()).nonzero()[0])
-        raise ValueError(f"fit: expected finite scores, got {float(scores[row])} for observation {row}")

@@ -5,7 +5,6 @@ Letters: B terminal states, n observations.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
@@ -88,20 +87,16 @@ class SurrogateSearch(SearchMethod):
             if len(self.history) >= self.config.num_initial:
                 self._fit()
         metrics = {**self.calibration.metrics(), "fallback": float(self.calibration.is_worse_than_mean)}
-        return {**metrics, **self.surrogate.metrics(), **(self.learn() if self._num_fitted else {})}
+        return {**metrics, **self.surrogate.metrics(), **(self.policy_metrics() if self._num_fitted else {})}
 
-    @abstractmethod
-    def samples(self, call: int) -> GraphStates:
-        """Return candidates that are no mutations, known ones included."""
+    def samples(self, call: int) -> Candidates:
+        """Return candidates that are no mutations, known ones included: random architectures."""
+        states = self.random_states(call)
+        return Candidates(states, origin_of((ProposalOrigin.RANDOM, len(states))))
 
-    @property
-    def samples_origin(self) -> ProposalOrigin:
-        """Origin of `samples`."""
-        return ProposalOrigin.RANDOM
-
-    @abstractmethod
-    def learn(self) -> Mapping[str, float]:
-        """Learn from the fitted surrogate, and return metrics."""
+    def policy_metrics(self) -> Mapping[str, float]:
+        """Return metrics of the policy that samples, of which there is none here."""
+        return {}
 
     def predicted(self, states: GraphStates) -> Prediction | None:
         """Return the distributions of the scores of terminal states [B]; None before the first observation."""
@@ -172,12 +167,12 @@ class SurrogateSearch(SearchMethod):
         options, samples = self.config.proposals, self.samples(call)
         varied = mutations(self.env, best_states(self.history), options.num_mutations, generator)
         earlier = self._kept_before(call).values()
-        origin = origin_of((ProposalOrigin.MUTATION, len(varied)), (self.samples_origin, len(samples)))
+        origins = [origin_of((ProposalOrigin.MUTATION, len(varied))), samples.origins]
         return evolved(
             self.history,
-            GraphStates.cat([*(pool.states for pool in earlier), varied, samples]),
+            GraphStates.cat([*(pool.states for pool in earlier), varied, samples.states]),
             self.log_values,
-            origin=torch.cat([*(pool.origin for pool in earlier), origin]),
+            origin=torch.cat([*(pool.origin for pool in earlier), *origins]),
             num_mutations=options.num_mutations,
             num_generations=_NUM_GENERATIONS,
             generator=generator,
@@ -262,13 +257,3 @@ def _equal(states: GraphStates, origin: Tensor | ProposalOrigin) -> Pool:
     if isinstance(origin, ProposalOrigin):
         origin = origin_of((origin, len(states)))
     return Pool(states, torch.zeros(len(states), dtype=torch.float64), origin)
-
-
-class SurrogateAlone(SurrogateSearch):
-    """Candidates are mutations and random architectures."""
-
-    def samples(self, call: int) -> GraphStates:
-        return self.random_states(call)
-
-    def learn(self) -> Mapping[str, float]:
-        return {}

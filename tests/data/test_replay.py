@@ -45,13 +45,6 @@ def drawn(buffer: ReplayBuffer, num: int, *, seed: int = 0) -> Counter:
     return Counter(scores.int().tolist())
 
 
-def test_replay_evicts_oldest(terminal):
-    buffer = filled(terminal, capacity=10)
-    assert len(buffer) == 10
-    assert drawn(buffer, 2_000).keys() == set(range(30, 40))
-    assert buffer.state_dict()["keys"] == [str(i) for i in range(30, 40)]
-
-
 def test_replay_add_more_than_capacity_and_evicted_state_again(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=1, capacity=3))
     buffer.add(SeenStates(terminal[:10], torch.arange(10.0)), keys=list("abcdefghij"))

@@ -131,7 +131,7 @@ def test_budget_counts_repeated_evaluation_when_it_is_claimed(tmp_path):
         dispatcher_of(failing, store).evaluate([StubCandidate("a")], step=1)
         dispatcher = dispatcher_of(task, store, num_evaluated=1)
         dispatcher.evaluate([StubCandidate("a")], step=2)
-        assert dispatcher.num_evaluated == store.num_evaluations(run="mine") == 1
+        assert dispatcher.budget.num_evaluated == store.num_evaluations(run="mine") == 1
 
 
 class CountingStore(EvaluationStore):

@@ -141,7 +141,7 @@ def test_stopped_candidate_scores_its_extrapolation_also_when_it_comes_again(sto
     assert [evaluation.score for evaluation in again[:-1]] == [evaluation.score for evaluation in first]
     assert all(evaluation.cached for evaluation in again)
     assert len(task.parts) == num_parts
-    assert evaluator._dispatcher.num_evaluated == evaluator._dispatcher.counts["num_ok"] == 10
+    assert evaluator._dispatcher.budget.num_evaluated == evaluator._dispatcher.counts["num_ok"] == 10
     assert evaluator.num_in_flight == 0
 
 

@@ -1,5 +1,6 @@
 """The sampler that is trained after a search: its pool, rewards, conditions and exact distribution on a small space."""
 
+import copy
 import io
 import itertools
 import math
@@ -229,6 +230,7 @@ def test_interrupted_training_continues_after_its_last_whole_sampling(num_taken,
     monkeypatch.setattr(amortised_search, "_NUM_SAMPLED", 32)  # 2 updates per sampling
     updates = ("search.sampler.num_updates=5", "num_training_steps=5")
     whole, interrupted, resumed = (searched(*updates, num_rounds=1) for _ in range(3))
+    untrained = copy.deepcopy(whole.policy.state_dict())
     assert len(train(whole)) == 10
     list(itertools.islice(filter(None, interrupted.sampler.work(0)), num_taken))
     torch.save(interrupted.sampler.state_dict(), file := io.BytesIO())
@@ -238,6 +240,7 @@ def test_interrupted_training_continues_after_its_last_whole_sampling(num_taken,
     assert len(train(resumed)) == 10 - num_done
     first, second = whole.policy.state_dict(), resumed.policy.state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], untrained[name]) for name in first)
 
 
 @pytest.mark.slow

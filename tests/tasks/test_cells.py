@@ -118,7 +118,7 @@ def test_refused_cells_cost_no_evaluation(small, tmp_path):
         dispatcher = dispatcher_of(task, store, budget=BudgetConfig(evaluations=1))
         cells = [Assignment(("a", "b"), values) for values in (("conv", "conv"), ("skip", "skip"))]
         refused, accepted = dispatcher.evaluate(cells, step=1)
-        assert dispatcher.num_evaluated == 1
+        assert dispatcher.budget.num_evaluated == 1
     assert (refused.status, refused.score) == (EvaluationStatus.REFUSED, task.config.evaluation.floor_score)
     assert accepted.score == pytest.approx(0.5)
 

@@ -43,15 +43,6 @@ def test_worker_pool_returns_messages_in_worker_order(transport):
     assert len({note.pid for note in notes} | {os.getpid()}) == 4
 
 
-def test_worker_transports_give_equal_messages():
-    streams = []
-    for make in TRANSPORTS.values():
-        with workers(make(), producers.sample) as pool:
-            streams.append([note.answer for note in next_of(pool, 3)])
-    for stream in streams[1:]:
-        assert_same(stream, streams[0])
-
-
 def test_worker_message_round_trip(transport):
     with workers(transport, producers.every_case) as pool:
         for name, message in cases().items():
@@ -118,14 +109,6 @@ def test_worker_exception_is_raised_with_remote_traceback():
     remote = caught.value.__cause__.__cause__
     assert isinstance(remote, RemoteTraceback)
     assert "in fails\n    raise TwoArgumentError(3" in remote.text
-
-
-def test_worker_unsupported_message_raises_worker_error():
-    with (
-        workers(TRANSPORTS["buffer"](), producers.sends_what_cannot_travel) as pool,
-        pytest.raises(WorkerError, match=r"\['a'\]\[1\]: expected a tensor without a gradient"),
-    ):
-        pool.next()
 
 
 def test_worker_end_of_stream_raises():
@@ -242,13 +225,6 @@ def test_a_worker_that_is_killed_with_a_lock_does_not_stop_the_end_of_the_pool(m
         lock = pool._stream._workers_done_event._cond
         lock.acquire()  # as a worker does while it asks whether to end
     lock.release()
-
-
-def test_worker_exit_raises_worker_error():
-    with workers(Transport(None), producers.Dies(producers.leave)) as pool:
-        next_of(pool, 2)
-        with pytest.raises(WorkerError, match=r"^worker 0 \(pid \d+\) exited with status 7"):
-            pool.next()
 
 
 @pytest.mark.parametrize("produce", [producers.hangs, producers.hangs_in_a_call])
