@@ -216,7 +216,7 @@ def _captions(final: FinalResults, *, name: str) -> Iterator[str]:
     search_score = f"{final.finalists[0].score:.4f}"
     metric = "" if name in ("score", "accuracy") else f"{name}, "
     yield f"validation, test: {metric}means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
-    yield "ranks: by the posterior mean, which combines the search and the new seeds"
+    yield "ranks: by the posterior mean of the search and the first new seeds; later seeds measure the winners"
     if numbers != [1]:
         num = len(final.finalists)
         ranks = f" that hold for all {num} ranks at once, so also for the best" if num > 1 else ""

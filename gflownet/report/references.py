@@ -104,7 +104,7 @@ def front_volume(architectures: Sequence[TopArchitecture], task: GFNTask, sizes:
 
     means = np.array([each.mean for each in complete])
     value = volume(means)
-    error, num_freedom = standard_errors([each.scores for each in complete], sizes.groups(complete))
+    error, num_freedom = standard_errors([each.measured for each in complete], sizes.groups(complete))
     noise = np.random.default_rng(0).standard_t(np.maximum(num_freedom, 1), (_NUM_DRAWS, len(means))) * error
     if np.isnan(noise).any():
         return Interval(value, math.nan, math.nan)
