@@ -52,8 +52,8 @@ def weights_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "weights").iterdir()}
 
 
-def task_of(folder: Path) -> TensorTask:
-    config = load_config(str(folder / "config.yaml"), ())
+def task_of(folder: Path, *options: str) -> TensorTask:
+    config = load_config(str(folder / "config.yaml"), options)
     task_class = TASKS.load(config.task)
     return task_class(with_task_options(config, task_class.Config))
 
@@ -141,7 +141,7 @@ def chosen_again(
 ) -> tuple[Any, str, dict[str, float]]:
     """Return set.json, the line and the summary of the choice of a finished run, written to another folder."""
     config = load_config(str(folder / "config.yaml"), options)
-    task = task_of(folder)
+    task = task_of(folder, *options)
     (row, *_) = rows = rows_of(folder)
     best = json.loads((folder / "top_architectures.json").read_text())[0]["final"]["scores"]
     top = next(each for each in rows if 0 < each.seed < RANDOM_REPEAT and each.score in best)
@@ -220,7 +220,9 @@ def test_set_stays_within_its_parameters(finished_runs, tmp_path: Path):
     folder = finished_runs("digits")
     smallest = min(row.num_parameters for row in rows_of(folder) if row.num_parameters and row.seed < RANDOM_REPEAT)
     options = f"final.set_parameters={smallest + 1}", "final.set=3"
-    content, *_ = chosen_again(folder, tmp_path / "small", *options)
+    content, line, _ = chosen_again(folder, tmp_path / "small", *options, "evaluation.training.metric=f1")
+    assert content["table"][0]["f1"] != content["table"][0]["accuracy"]
+    assert f": f1 {content['table'][0]['f1']:.4g}, accuracy {content['table'][0]['accuracy']:.4g}; " in line
     assert content["table"][0]["num_parameters"] == smallest
     assert content["table"][0]["name"] == "a set of 3"
     _, line, _ = chosen_again(folder, tmp_path / "none", "final.set_parameters=3")
