@@ -24,7 +24,7 @@ from gflownet.run.folder import ACCOUNT_NAME, RunFolder
 from gflownet.run.run import Run, open_run
 from gflownet.run.search_stage import SearchStage
 from gflownet.run.startup import start_details
-from gflownet.run.view import Limits
+from gflownet.run.view import PlannedWork
 
 
 class GFNTrainer(Components):
@@ -168,11 +168,11 @@ class GFNTrainer(Components):
         return store
 
     def _open_logger(self, run: Run) -> None:
-        """Open the logs of the run, with limits, plan and phases of the search for the view."""
+        """Open the logs of the run, with plan, work and phases of the search for the view."""
         plan, config, trains_policy = self.plan, self.config, self.search.method.trains_policy
         phases = [Phase.TRAINING if trains_policy else Phase.SEARCH, *[Phase.SAMPLER] * self.trains_sampler]
         phases += [Phase.FINAL] * bool(plan.num_final) + [Phase.CERTIFICATE] * config.certify + [Phase.REPORT]
-        limits = Limits(
+        planned = PlannedWork(
             self.num_steps if trains_policy else 0,
             plan.num_search if config.budget.evaluations or not trains_policy else 0,
             config.budget.seconds - plan.final_seconds,
@@ -181,7 +181,7 @@ class GFNTrainer(Components):
             tuple(phases),
         )
         run.open_logs(
-            resume_step=self.step if run.folder.resumed else None, tensorboard=config.tensorboard, limits=limits
+            resume_step=self.step if run.folder.resumed else None, tensorboard=config.tensorboard, planned=planned
         )
 
 
