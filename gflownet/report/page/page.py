@@ -290,7 +290,7 @@ def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:
     if certificate is not None and certificate.verdicts:
         return certificate.verdicts[0].words
     if (sampler := run.results.sampler) is not None:
-        return " ".join(map(sentence, sampler_lines(sampler)))
+        return " ".join(sentence(line.removeprefix("sampler: ")) for line in sampler_lines(sampler))
     rows = sampler_rows(run) if has_search_method(run) else run.metrics
     losses = [value for row in rows if (value := number_of(row.get("loss"))) is not None]
     if not losses:
