@@ -181,7 +181,7 @@ class FinalConfig:
         "share of the trainings of the run that the final stage gets; 0: no final stage",
         Interval(0, 1, high_open=True),
     )
-    num_seeds: int = option(5, "maximum number of new seeds per finalist", AT_LEAST_ONE)
+    num_seeds: int = option(5, "maximum number of new seeds that choose a finalist", AT_LEAST_ONE)
     epochs: int | None = option(None, "epochs or steps of these trainings; null: as in the search", AT_LEAST_ONE)
     caps: list[float] = option(
         [],

@@ -78,6 +78,26 @@ def simultaneous_intervals(samples: Sequence[Sequence[float]], groups: Sequence[
     return [Interval(mean, mean - margin, mean + margin) for mean, margin in zip(means, margins.tolist(), strict=True)]
 
 
+def difference_margin(errors: Sequence[tuple[float, float]], *, num: int = 1) -> float:
+    """Return half the 95 % interval of a difference of two means with their standard errors and degrees of freedom.
+
+    Student's t with Welch's degrees of freedom (Welch 1947), at Šidák's level of each of `num` differences.
+    """
+    variances = [error**2 for error, _ in errors]
+    if not (total := math.fsum(variances)):  # NaN for a single observation
+        return 0.0
+    shares = math.fsum((each / total) ** 2 / number for each, (_, number) in zip(variances, errors, strict=True))
+    from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats takes a second
+
+    return float(stdtrit(1 / shares if shares else math.inf, (1 + LEVEL ** (1 / num)) / 2)) * math.sqrt(total)
+
+
+def standard_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the standard error of a mean and its degrees of freedom; NaN of a single observation."""
+    error, num_freedom = standard_errors([values])
+    return float(error[0]), float(num_freedom[0]) or math.nan
+
+
 def bootstrap(statistic: Callable[..., np.ndarray], samples: Sequence[np.ndarray], *, seed: int) -> Interval:
     """Return a statistic of N observations with its interval.
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gflownet.errors import counted
+from gflownet.evaluation.candidates.metrics import METRICS
 from gflownet.evaluation.candidates.sets import (
-    FIGURES,
     WEIGHTS_NAME,
     WeightFolder,
     calibration,
@@ -24,6 +24,7 @@ from gflownet.evaluation.candidates.sets import (
     predicted,
 )
 from gflownet.evaluation.candidates.tensor_task import TensorTask
+from gflownet.evaluation.data.examples import labelled_classes
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import exceeded
 from gflownet.evaluation.execution import describe
@@ -166,19 +167,25 @@ def _size(rows: Sequence[EvaluationRecord]) -> int:
 def _figures(values: Sequence[Tensor], task: TensorTask, *, is_mean: bool) -> _Row:
     """Return the figures of the mean of predictions, or their mean figures and the calibration of the first.
 
-    Those of numbers are in the units of the task's metric.
+    The metric of the run comes first, unless it is a function of the user; those of numbers are in its units.
     """
     each, targets = [torch.stack([*values]).mean(0)] if is_mean else values, task.test_split.targets
-    units = task.measure.metric.units
-    figures = [figures_of(units(value), units(targets)) for value in each]
-    means = {name: fmean(row[name] for row in figures) for name in figures[0]}
-    return means if targets.is_floating_point() else means | {"calibration": calibration(each[0], targets)}
+    metric, is_number = task.measure.metric, targets.is_floating_point()
+
+    def figures(value: Tensor) -> dict[str, float]:
+        outputs, true = (value, targets) if is_number else (value.log(), labelled_classes(targets))
+        own = {metric.name: task.test_measure.value_of([(outputs, true)])} if metric.name in METRICS else {}
+        return own | figures_of(metric.units(value), metric.units(targets))
+
+    rows = [figures(value) for value in each]
+    means = {name: fmean(row[name] for row in rows) for name in rows[0]}
+    return means if is_number else means | {"calibration": calibration(each[0], targets)}
 
 
 def _line(table: Sequence[_Row], *, num_different: int) -> str:
     """Return the first two figures of all rows, with the names of the first."""
     first, *others = table
-    shown = [name for name in FIGURES if name in first][:2]
+    shown = [name for name, value in first.items() if isinstance(value, float)][:2]
     figures = ", ".join(f"{name.replace('_', ' ')} {first[name]:.4g}" for name in shown)
     size = f"{counted(num_different, 'distinct network')}, {counted(first['num_parameters'], 'parameter')}"
     rest = "".join(f"; {row['name']} {', '.join(f'{row[name]:.4g}' for name in shown)}" for row in others)

@@ -18,7 +18,7 @@ from gflownet.files import CHECKSUM, Closing, append_whole, cannot_write, parse_
 from gflownet.pictures.figure import shortened
 from gflownet.report.architectures import Leader
 from gflownet.run.run_log import COUNTS, RunLog, RunResults, StepSamples, TensorBoardLog, first_line, read_end
-from gflownet.run.view import SEARCH_LOOK, Limits, Look, make_view
+from gflownet.run.view import SEARCH_LOOK, Look, PlannedWork, make_view
 from gflownet.run.wandb_log import WandbLog
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class MetricLogger(Closing):
         self,
         log_dir: Path,
         *,
-        limits: Limits,
+        planned: PlannedWork,
         print_every: int,
         wandb: WandbConfig,
         config: Mapping[str, Any],
@@ -60,7 +60,7 @@ class MetricLogger(Closing):
 
         `config` is the unresolved config for wandb, `run` the id of the run. `resume_step` is the step of the
         checkpoint of a resumed run: later rows of metrics.jsonl are removed; None starts a new file. `verbosity` is the
-        option console; `limits` is the budget, for the time left, `look` the figures on the console.
+        option console; `planned` is its work, for the time left, `look` the figures on the console.
         """
         self.console = console or make_console()  # for lines and tables
         self._verbosity, self._is_closing = verbosity, False
@@ -81,7 +81,7 @@ class MetricLogger(Closing):
         self._num_trainings = 0  # of the final stage, logged
         self.view = make_view(  # arguments of the view alone are not recorded
             self.console,
-            limits=limits,
+            planned=planned,
             print_every=1 if verbosity == "verbose" else print_every,
             is_resumed=bool(resume_step),
             look=look,

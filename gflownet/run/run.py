@@ -32,7 +32,7 @@ from gflownet.records.status import Phase, RunState, StatusLog
 from gflownet.report.results import RESULTS_NAME, Results, read_results
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
-from gflownet.run.view import SEARCH_LOOK, Limits, Look
+from gflownet.run.view import SEARCH_LOOK, Look, PlannedWork
 
 _Opened = TypeVar("_Opened")
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Run:
     def open_logs(
         self,
         *,
-        limits: Limits,
+        planned: PlannedWork,
         resume_step: int | None,
         tensorboard: TensorBoardConfig | None = None,
         look: Look = SEARCH_LOOK,
@@ -76,7 +76,7 @@ class Run:
         self.logger = self.open(
             MetricLogger(
                 self.folder.path,
-                limits=limits,
+                planned=planned,
                 print_every=config.print_every,
                 wandb=config.wandb,
                 tensorboard=tensorboard,

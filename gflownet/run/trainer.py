@@ -28,7 +28,7 @@ from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.folder import DATA_NAME, RunFolder
 from gflownet.run.run import Run, open_run
 from gflownet.run.search_stage import SearchStage
-from gflownet.run.view import Limits
+from gflownet.run.view import PlannedWork
 
 _STORE_PATIENCE = 300.0  # seconds for which a run waits for a PostgreSQL server that went away
 
@@ -187,11 +187,11 @@ class GFNTrainer(Builder):
         return self.search.num_rounds + steps_after
 
     def _open_logger(self, run: Run) -> None:
-        """Open the logs of the run, with limits, plan and phases of the search for the view."""
+        """Open the logs of the run, with plan, work and phases of the search for the view."""
         plan, config, trains_policy = self.plan, self.config, self.search.method.trains_policy
         phases = [Phase.TRAINING if trains_policy else Phase.SEARCH, *[Phase.SAMPLER] * self.sampler.is_used]
         phases += [Phase.FINAL] * bool(plan.num_final) + [Phase.CERTIFICATE] * config.certify + [Phase.REPORT]
-        limits = Limits(
+        planned = PlannedWork(
             self._num_steps if trains_policy else 0,
             plan.num_search if config.budget.evaluations or not trains_policy else 0,
             config.budget.seconds - plan.final_seconds,
@@ -202,7 +202,7 @@ class GFNTrainer(Builder):
         run.open_logs(
             resume_step=self.progress.step if run.folder.resumed else None,
             tensorboard=config.tensorboard,
-            limits=limits,
+            planned=planned,
         )
 
 

@@ -84,6 +84,7 @@ def test_write_top_architectures_of_final_stage(tmp_path):
         "interval": [intervals[1].low, min(intervals[1].high, 1.0)],
         "scores": [0.7, 0.9, 0.75],
         "test_scores": [0.5, None, 0.75],
+        "num_choice": 0,
         "errors": [],
     }
     assert entries[2]["final"]["interval"] is None

@@ -52,8 +52,8 @@ def weights_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "weights").iterdir()}
 
 
-def task_of(folder: Path) -> TensorTask:
-    config = load_config(str(folder / "config.yaml"), ())
+def task_of(folder: Path, *options: str) -> TensorTask:
+    config = load_config(str(folder / "config.yaml"), options)
     task_class = TASKS.load(config.task)
     return task_class(with_task_options(config, task_class.Config))
 
@@ -141,7 +141,7 @@ def chosen_again(
 ) -> tuple[Any, str, dict[str, float]]:
     """Return set.json, the line and the summary of the choice of a finished run, written to another folder."""
     config = load_config(str(folder / "config.yaml"), options)
-    task = task_of(folder)
+    task = task_of(folder, *options)
     (row, *_) = rows = rows_of(folder)
     best = json.loads((folder / "top_architectures.json").read_text())[0]["final"]["scores"]
     top = next(each for each in rows if 0 < each.seed < RANDOM_REPEAT and each.score in best)
@@ -213,6 +213,14 @@ def test_random_set_is_chosen_by_the_same_rule(finished_runs, tmp_path: Path):
     assert {name: row[name] for name in ("accuracy", "log_loss")} == pytest.approx(
         {name: figures_of(mean, task.test_split.targets)[name] for name in ("accuracy", "log_loss")}
     )
+
+
+def test_set_lines_name_the_metric_of_the_run(finished_runs, tmp_path: Path):
+    folder = finished_runs("digits")
+    content, line, _ = chosen_again(folder, tmp_path / "small", "final.set=3", "evaluation.training.metric=f1")
+    assert content["table"][0]["f1"] != content["table"][0]["accuracy"]
+    assert f": f1 {content['table'][0]['f1']:.4g}, accuracy {content['table'][0]['accuracy']:.4g}; " in line
+    assert content["table"][0]["name"].startswith("a set of 3")
 
 
 def test_best_alone_has_new_seeds(finished_runs, tmp_path: Path):
