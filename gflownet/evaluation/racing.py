@@ -12,12 +12,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-from gflownet.metrics.statistics import LEVEL
-
 # Number of the seed by which random architectures are chosen, above those of the run; their race has the next ones.
 RANDOM_REPEAT = 1_000_000
 # Half the width of an interval in standard deviations, at 95 %.
 _HALF_WIDTH = 1.96
+_LEVEL = 0.95  # of the intervals of all verdicts at once
 # Weight of the first guess of the noise, in degrees of freedom of repeated trainings.
 _GUESS_WEIGHT = 2.0
 MIN_SEEDS = 3  # of each side, for a verdict
@@ -244,7 +243,7 @@ def _chance(first: Winner, second: Winner, num: int, num_pairs: int) -> float:
     from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats takes a second
 
     variance = (first.noise**2 + second.noise**2) / num
-    margin = float(stdtrit(2 * num - 2, (1 + LEVEL ** (1 / num_pairs)) / 2)) * math.sqrt(variance)
+    margin = float(stdtrit(2 * num - 2, (1 + _LEVEL ** (1 / num_pairs)) / 2)) * math.sqrt(variance)
     predicted = NormalDist(first.mean - second.mean, math.sqrt(variance + first.std**2 + second.std**2) or 1e-12)
     return predicted.cdf(-margin) + 1 - predicted.cdf(margin)
 
