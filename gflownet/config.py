@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import gflownet
-from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
 from gflownet.envs.config import EnvConfig
 from gflownet.errors import NEAR, UserError, did_you_mean, likeness
 from gflownet.evaluation.config import (
@@ -27,6 +26,7 @@ from gflownet.evaluation.config import (
 )
 from gflownet.evaluation.tasks import TASKS
 from gflownet.files import check_yaml_depth, read_yaml
+from gflownet.learning.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import (
     AT_LEAST_ONE,

@@ -50,6 +50,7 @@ from gflownet.evaluation.data.examples import Split
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.job import TEST_METRIC, Request
 from gflownet.evaluation.presentation import references_of
+from gflownet.evaluation.statistics import hypervolume, non_dominated
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
@@ -58,7 +59,6 @@ from gflownet.files import write_whole
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.report.architectures import TOP_NAME
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.loop import round_size

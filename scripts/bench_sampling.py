@@ -31,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from gflownet.data.sampler import sample_forward
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import EnvConfig
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.learning.sampler import sample_forward
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy

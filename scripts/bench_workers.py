@@ -33,15 +33,15 @@ import torch
 from torch import Tensor
 
 from gflownet.config import load_config
-from gflownet.data.config import ReplayConfig, WorkersConfig
-from gflownet.data.replay import ReplayBuffer
-from gflownet.data.rollouts import MergedPolicyCalls, worker_samples
-from gflownet.data.sampler import Exploration
-from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.learning.config import ReplayConfig, WorkersConfig
+from gflownet.learning.replay import ReplayBuffer
+from gflownet.learning.rollouts import MergedPolicyCalls, worker_samples
+from gflownet.learning.sampler import Exploration
+from gflownet.learning.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import Policy, PolicyFunction

@@ -46,12 +46,12 @@ from gflownet.certificate.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.data.replay import draw
-from gflownet.data.sampler import Exploration, sample_backward
-from gflownet.data.source import Rollout
 from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning import learner as learning
+from gflownet.learning.replay import draw
+from gflownet.learning.sampler import Exploration, sample_backward
+from gflownet.learning.source import Rollout
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates

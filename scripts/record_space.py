@@ -31,7 +31,6 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.cli.arguments import positive_integer
 from gflownet.config import Config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
@@ -43,6 +42,7 @@ from gflownet.evaluation.task import Cost
 from gflownet.files import write_whole
 from gflownet.graphs.canonical import Candidate
 from gflownet.run.trainer import GFNTrainer
+from gflownet.terminal.arguments import positive_integer
 
 HASH_LENGTH = 19  # g1- and 64 bits: two of 10,000 candidates share them with a probability of 3e-12
 NUM_QUICK = 24  # candidates of a quick recording

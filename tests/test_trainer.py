@@ -24,8 +24,8 @@ from gflownet.run.checkpoint import RunLock, load
 from gflownet.run.trainer import GFNTrainer
 from gflownet.workers.pool import WorkerError
 from tests import small_run
-from tests.data.rollouts import rollout
 from tests.evaluation.stub_rows import open_store
+from tests.learning.rollouts import rollout
 from tests.small_run import SMALL, main, run
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes

@@ -24,14 +24,14 @@ from gflownet.certificate.exact import (
     total_variation,
 )
 from gflownet.certificate.result import EstimatedCertificate, ExactCertificate, SymmetryClass
-from gflownet.data.sampler import sample_backward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.statistics import Interval, bootstrap, pearson, spearman
+from gflownet.learning.sampler import sample_backward
 from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 
 NUM_ROLLOUTS = 10  # backward trajectories from each state with an estimated p(x)
 _CHUNK = 256  # trajectories evaluated at once, to bound memory

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gflownet.cli.arguments import CommandLine, positive_integer, program, run_command
 from gflownet.errors import UserError, counted, printable
 from gflownet.evaluation.executors.machine import check_device
 from gflownet.files import cannot_write
 from gflownet.records.marker import check_checkpoint
 from gflownet.records.trust import HELP, limited, trusting
+from gflownet.terminal.arguments import CommandLine, positive_integer, program, run_command
 
 if TYPE_CHECKING:
     from gflownet.cli.sample_records import LogProbs, SampleRecord

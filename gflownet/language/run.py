@@ -14,8 +14,6 @@ from typing import Any, cast
 
 import torch
 
-from gflownet.cli.arguments import program
-from gflownet.cli.console import duration
 from gflownet.config import to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.language import (
@@ -39,6 +37,8 @@ from gflownet.run.folder import MODEL_NAME, SAMPLES_NAME, RunFolder
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.run import Run, Stage, StepStage, open_run, resume_command
 from gflownet.run.view import Figure, Look, PlannedWork
+from gflownet.terminal.arguments import program
+from gflownet.terminal.console import duration
 
 STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"
 # Seed of sample n: seed + n times this, distinct from the seeds of the weights and batches.

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from gflownet.data.replay import ActionSequences, action_sequences
-from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.replay import ActionSequences, action_sequences
+from gflownet.learning.source import Rollout
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment

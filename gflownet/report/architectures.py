@@ -14,11 +14,11 @@ from gflownet.errors import counted
 from gflownet.evaluation.execution import saved_weights
 from gflownet.evaluation.final import Sizes, TopArchitecture
 from gflownet.evaluation.presentation import words_of
+from gflownet.evaluation.statistics import Interval, simultaneous_intervals
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_svg
-from gflownet.metrics.statistics import Interval, simultaneous_intervals
 from gflownet.report.results import Finalist, Side
 
 TOP_NAME = "top_architectures.json"

@@ -17,17 +17,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gflownet.cli.console import print_line
 from gflownet.errors import counted, printable
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.presentation import words_of
+from gflownet.evaluation.statistics import hypervolume, non_dominated
 from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment, values_of
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.report.architectures import (
     PICTURES_NAME,
     TOP_NAME,
@@ -51,6 +50,7 @@ from gflownet.report.verdict import (
     spent_line,
     summary_of,
 )
+from gflownet.terminal.console import print_line
 
 FRONT_NAME = "pareto_front.json"
 

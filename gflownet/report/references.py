@@ -16,8 +16,8 @@ import numpy as np
 
 from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture
+from gflownet.evaluation.statistics import LEVEL, Interval, hypervolume, simultaneous_intervals, standard_errors
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.metrics.statistics import LEVEL, Interval, hypervolume, simultaneous_intervals, standard_errors
 from gflownet.report.architectures import as_json, entries_of, final_sides, finalist_of, load_line, side_of
 from gflownet.report.results import Comparison, Finalist, Side
 from gflownet.report.verdict import HYPERVOLUME, comparisons_of

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist, fmean
 from typing import Any
 
-from gflownet.cli.console import duration
 from gflownet.errors import counted
 from gflownet.evaluation.racing import MIN_SEEDS, RANDOM_REPEAT
+from gflownet.evaluation.statistics import LEVEL, difference_margin, standard_error
 from gflownet.evaluation.store.rows import EvaluationRecord
-from gflownet.metrics.statistics import LEVEL, difference_margin, standard_error
 from gflownet.pictures.chart import number_text
 from gflownet.report.results import Comparison, Results, SamplerResults, Side, Spent
+from gflownet.terminal.console import duration
 
 PLUS_MINUS, NO_BREAK = "\N{PLUS-MINUS SIGN}", "\N{NO-BREAK SPACE}"
 HYPERVOLUME = "hypervolume on new seeds"  # a measure of fronts in place of scores

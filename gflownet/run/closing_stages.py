@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 
-from gflownet.cli.interrupts import AbandonedError
-from gflownet.data.replay import ReplayBuffer
-from gflownet.data.sampler import conditions_of
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import best_within
 from gflownet.evaluation.job import EvaluationStatus
@@ -20,6 +17,8 @@ from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
 from gflownet.files import json_text
 from gflownet.learning.learner import Learner
+from gflownet.learning.replay import ReplayBuffer
+from gflownet.learning.sampler import conditions_of
 from gflownet.mdp.states import GraphStates
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader
@@ -33,6 +32,7 @@ from gflownet.run.run import Run
 from gflownet.run.search_stage import leaders_of
 from gflownet.search.proposals import distinct
 from gflownet.search.sampler import RewardScale, balance_correlation, score_column
+from gflownet.terminal.interrupts import AbandonedError
 from gflownet.workers.process import Stream, stream_seed
 
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end

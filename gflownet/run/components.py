@@ -13,10 +13,6 @@ from typing import Any, cast
 import torch
 
 from gflownet.config import Config, copied, with_task_options
-from gflownet.data.replay import ReplayBuffer, load_offline
-from gflownet.data.rollouts import worker_samples
-from gflownet.data.sampler import Exploration
-from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget, Reserve
 from gflownet.evaluation.candidates.tensor_task import TensorTask
@@ -29,6 +25,10 @@ from gflownet.evaluation.store.claims import Store
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
 from gflownet.learning.learner import Learner, LearnerOptions, OnSkip
+from gflownet.learning.replay import ReplayBuffer, load_offline
+from gflownet.learning.rollouts import worker_samples
+from gflownet.learning.sampler import Exploration
+from gflownet.learning.source import SourceOptions, TrajectorySource
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy, TwoWayPolicy

@@ -20,12 +20,12 @@ from gflownet.config import (
     to_mapping,
     with_options,
 )
-from gflownet.data.config import check_data
 from gflownet.envs.config import ENVIRONMENTS, check_env
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_conditionals, check_evaluation, check_store_url
 from gflownet.evaluation.executors.machine import check_device
 from gflownet.evaluation.tasks import TASKS
+from gflownet.learning.config import check_data
 from gflownet.objectives.config import OBJECTIVES, REGRESSIONS, check_algo
 from gflownet.options import leaves
 from gflownet.plugins import ExtensionPoint, check_name

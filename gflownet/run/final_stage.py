@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gflownet.data.sampler import distinct_candidates
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
@@ -22,11 +21,12 @@ from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import Finalists, FinalStage, FinalTrainings, Sizes, TopArchitecture, with_test_scores
 from gflownet.evaluation.racing import RANDOM_REPEAT, NormalMeans, num_finalists, num_for_choice, shrunk, spread_of
+from gflownet.evaluation.statistics import hypervolume, non_dominated
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind
 from gflownet.graphs.canonical import Candidate
-from gflownet.metrics.statistics import hypervolume, non_dominated
+from gflownet.learning.sampler import distinct_candidates
 from gflownet.records.status import Phase
 from gflownet.report.closing import write_final
 from gflownet.report.verdict import spent_on

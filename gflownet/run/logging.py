@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from rich.console import Console
 
-from gflownet.cli.console import make_console, print_line
 from gflownet.files import CHECKSUM, Closing, append_whole, cannot_write, parse_row, sealed, write_whole
 from gflownet.pictures.figure import shortened
 from gflownet.report.architectures import Leader
 from gflownet.run.run_log import COUNTS, RunLog, RunResults, StepSamples, TensorBoardLog, first_line, read_end
 from gflownet.run.view import SEARCH_LOOK, Look, PlannedWork, make_view
 from gflownet.run.wandb_log import WandbLog
+from gflownet.terminal.console import make_console, print_line
 
 if TYPE_CHECKING:
     from gflownet.config import TensorBoardConfig, WandbConfig

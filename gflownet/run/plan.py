@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gflownet.cli.console import duration
 from gflownet.config import Config
 from gflownet.errors import counted
 from gflownet.evaluation.executors.choice import places
@@ -14,6 +13,7 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.report.verdict import MIN_TRAINED_ON
 from gflownet.search.config import SamplerConfig
 from gflownet.search.method import SearchMethod
+from gflownet.terminal.console import duration
 
 # Largest number of trainings of the random reference, unless final.num_random names one.
 _MAX_RANDOM = 100

@@ -14,8 +14,8 @@ import numpy as np
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.executors.inline import InlineExecutor
+from gflownet.evaluation.statistics import hypervolume, non_dominated
 from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind
-from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.run.failures import failure_line
 from gflownet.run.run_log import COUNTS, StepSamples
 from gflownet.search.loop import SearchStep

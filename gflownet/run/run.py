@@ -14,15 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gflownet.cli.arguments import program
-from gflownet.cli.console import duration, make_console, print_line
-from gflownet.cli.interrupts import (
-    STOP_MESSAGE,
-    AbandonedError,
-    StopRequest,
-    discard_output_without_reader,
-    stop_signals,
-)
 from gflownet.config import ReportConfig, TensorBoardConfig, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.store.evaluations import EvaluationStore
@@ -33,6 +24,15 @@ from gflownet.report.results import RESULTS_NAME, Results, read_results
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.view import SEARCH_LOOK, Look, PlannedWork
+from gflownet.terminal.arguments import program
+from gflownet.terminal.console import duration, make_console, print_line
+from gflownet.terminal.interrupts import (
+    STOP_MESSAGE,
+    AbandonedError,
+    StopRequest,
+    discard_output_without_reader,
+    stop_signals,
+)
 
 _Opened = TypeVar("_Opened")
 _log = logging.getLogger(__name__)

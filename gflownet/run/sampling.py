@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from gflownet.config import stored_config
-from gflownet.data.sampler import conditions_of, sample_forward
 from gflownet.errors import UserError, counted
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.learning.sampler import conditions_of, sample_forward
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.records.marker import MARKER_NAME

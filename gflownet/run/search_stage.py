@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from typing import Any
 
-from gflownet.cli.interrupts import on_alarm
 from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
@@ -30,6 +29,7 @@ from gflownet.run.run_log import StepSamples
 from gflownet.search.candidate_model import observed
 from gflownet.search.config import ORIGINS
 from gflownet.search.loop import LoopOptions, SearchLoop, SearchStep
+from gflownet.terminal.interrupts import on_alarm
 from gflownet.training.random_states import get_random_state, set_random_state
 
 

@@ -18,10 +18,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from gflownet.cli.console import duration, print_line
 from gflownet.errors import printable
 from gflownet.records.status import Phase
 from gflownet.search.config import ORIGINS
+from gflownet.terminal.console import duration, print_line
 
 # Faster updates are hardly readable, and wandb keeps every one with the console output.
 MAX_REFRESHES_PER_SECOND = 2

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.metrics.statistics import non_dominated
+from gflownet.evaluation.statistics import non_dominated
 from gflownet.search.surrogate import Prediction
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import sample_backward, sample_forward
-from gflownet.data.source import Rollout
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning.learner import Learner
+from gflownet.learning.sampler import sample_backward, sample_forward
+from gflownet.learning.source import Rollout
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import uniform_states
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.isomorphism import combine_codes
 from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, Group, LabelledGraphs, Numbers, nodes_at_ends

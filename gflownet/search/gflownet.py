@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from gflownet.data.source import Rollout
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
+from gflownet.learning.source import Rollout
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import uniform_states
 from gflownet.errors import UserError
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.action import ActionMasks, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.moves import Moves

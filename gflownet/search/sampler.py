@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import conditions_of, sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.config import TemperatureConfig
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.learner import Learner
+from gflownet.learning.sampler import conditions_of, sample_forward
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from gflownet.config import load_config, with_options
-from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import LabelledDAGEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.sampler import sample_backward, sample_forward
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from gflownet.config import command_config
-from gflownet.data.sampler import uniform_states
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.execution import outcome_of
 from gflownet.evaluation.presentation import references_of
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.run.extensions import load_extensions, validate
 from gflownet.search.proposals import check_space

@@ -35,11 +35,11 @@ from gflownet.certificate.exact import (
     total_variation,
 )
 from gflownet.certificate.result import EstimatedCertificate
-from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.statistics import Interval, bootstrap, pearson, spearman
+from gflownet.learning.sampler import sample_backward, sample_forward
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 from tests.oracles.tabular import (
     Classes,
     Flows,

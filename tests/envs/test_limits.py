@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.data.sampler import uniform_states
 from gflownet.envs.choice_limits import ListedSettings
 from gflownet.envs.choice_places import read_places
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
 from gflownet.graphs.typed import graph_cost
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.moves import Moves

@@ -5,12 +5,12 @@ import torch
 from omegaconf import OmegaConf
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.data.sampler import uniform_states
 from gflownet.envs import operation_tables
 from gflownet.envs.config import EnvConfig, OperationGraphConfig
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.typed import graph_cost
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import IllegalAction
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join

@@ -16,7 +16,7 @@ from gflownet.evaluation.racing import (
     seeds_to_compare,
     shrunk,
 )
-from gflownet.metrics.statistics import difference_margin, standard_error
+from gflownet.evaluation.statistics import difference_margin, standard_error
 
 
 def integrated(mean: float, std: float, sample: list[float], noise: float) -> tuple[float, float]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gflownet.cli.generate import main as generate
 from gflownet.language.__main__ import main
+from gflownet.language.generate import main as generate
 from gflownet.language.text import Text, read_text
 from gflownet.rhn.checkpoint import load_language_model, load_text_model
 from gflownet.rhn.serving import SamplingParams

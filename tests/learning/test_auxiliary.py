@@ -11,18 +11,18 @@ import torch
 import gflownet
 from gflownet.certificate.exact import forward_scores, policy_log_prob, terminating_distribution
 from gflownet.config import load_config
-from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.learning.auxiliary import Setup, Teacher, teacher_log_reward
+from gflownet.learning.sampler import sample_forward
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TeacherConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main
-from tests.data.rollouts import rollout
+from tests.learning.rollouts import rollout
 from tests.objectives.spaces import log_symmetries, make_space, rewards_of
 from tests.oracles.tabular import labelled_flows, tabular, uniform_backward
 from tests.tiny_run import metric_rows

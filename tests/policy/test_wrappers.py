@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.sampler import sample_forward
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
 from gflownet.policy.config import ModelConfig

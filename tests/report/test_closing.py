@@ -16,11 +16,11 @@ from rich.console import Console
 import gflownet
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture, ranked
 from gflownet.evaluation.presentation import Reference
+from gflownet.evaluation.statistics import difference_margin, hypervolume, simultaneous_intervals, standard_error
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.metrics.statistics import difference_margin, hypervolume, simultaneous_intervals, standard_error
 from gflownet.report.closing import FRONT_NAME, print_best, print_front, print_results, write_final, write_pareto_front
 from gflownet.report.references import compare_references
 from gflownet.report.results import RESULTS_NAME, Finalist, Front, Results, Side, read_results

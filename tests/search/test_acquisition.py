@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.metrics.statistics import hypervolume
+from gflownet.evaluation.statistics import hypervolume
 from gflownet.search.acquisition import (
     boxes_above,
     log_expected_improvement,

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gflownet.config import load_config, with_task_options
-from gflownet.data.sampler import uniform_states
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.store.rows import EvaluationStatus
+from gflownet.learning.sampler import uniform_states
 from gflownet.search.acquisition import boxes_above, log_expected_improvement, log_improvement
 from gflownet.search.candidate_model import CandidateModel, Fantasies, in_scores, spread_order
 from gflownet.search.config import SearchConfig, SurrogateConfig

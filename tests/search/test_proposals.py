@@ -9,9 +9,9 @@ from itertools import permutations
 import pytest
 import torch
 
-from gflownet.data.sampler import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store.rows import EvaluationStatus
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates

@@ -19,11 +19,11 @@ from gflownet.certificate.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.statistics import spearman
 from gflownet.evaluation.task import GFNTask
-from gflownet.metrics.statistics import spearman
+from gflownet.learning.sampler import sample_forward
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search import amortised_search
 from gflownet.search.loop import LoopOptions, SearchLoop

@@ -13,8 +13,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from gflownet.errors import counted
+from gflownet.evaluation.statistics import difference_margin, standard_error
 from gflownet.evaluation.store.rows import EvaluationStatus
-from gflownet.metrics.statistics import difference_margin, standard_error
 from gflownet.pictures.line_charts import moving_mean
 from gflownet.report.compared.groups import Group
 from gflownet.report.page.run_data import RunData

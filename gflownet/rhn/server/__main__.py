@@ -13,10 +13,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gflownet.cli.arguments import CommandLine, program, run_command
 from gflownet.errors import UserError
 from gflownet.rhn.server.limits import OPTIONS, ServerLimits
 from gflownet.rhn.text_codec import check_model_folder
+from gflownet.terminal.arguments import CommandLine, program, run_command
 
 if TYPE_CHECKING:
     import uvicorn

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gflownet.cli.parser import parse
 from gflownet.config import command_config
 from gflownet.errors import UserError
 from gflownet.records.marker import RunMarker, write_marker
@@ -20,6 +19,7 @@ from gflownet.report.compared.figures import best_score
 from gflownet.report.page import advice, page_of, read_run
 from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
+from gflownet.run.parser import parse
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import (
     RUN,

@@ -11,11 +11,6 @@ from typing import Any
 
 import torch
 
-from gflownet.data.config import ReplayConfig, WorkersConfig
-from gflownet.data.replay import ReplayBuffer, SeenStates
-from gflownet.data.rollouts import worker_samples
-from gflownet.data.sampler import Exploration
-from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.envs.config import EnvConfig
 from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig, FinalConfig, TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher
@@ -23,6 +18,11 @@ from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.learning.config import ReplayConfig, WorkersConfig
+from gflownet.learning.replay import ReplayBuffer, SeenStates
+from gflownet.learning.rollouts import worker_samples
+from gflownet.learning.sampler import Exploration
+from gflownet.learning.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gflownet.cli.interrupts import StopRequest
 from gflownet.config import CONFIG_NAME, Config, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.options import leaves
@@ -23,6 +22,7 @@ from gflownet.records.marker import read_marker
 from gflownet.records.status import RunState, read_status
 from gflownet.run.extensions import validate
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
+from gflownet.terminal.interrupts import StopRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -197,7 +197,7 @@ class Plan:
         Raises:
             UserError: a run that cannot be started or resumed, or a folder with a run of other options.
         """
-        from gflownet.cli.console import duration, print_line  # rich takes longer than the checks before
+        from gflownet.terminal.console import duration, print_line  # rich takes longer than the checks before
 
         jobs, start = self.jobs(), time.monotonic()
         open_jobs = [job for job in jobs if not job.is_finished()]

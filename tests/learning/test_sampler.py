@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states, policy_log_prob, terminating_distribution
-from gflownet.data.replay import action_sequences
-from gflownet.data.sampler import distinct_candidates, sample_backward, sample_forward, uniform_states
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.replay import action_sequences
+from gflownet.learning.sampler import distinct_candidates, sample_backward, sample_forward, uniform_states
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import distinct
 from gflownet.mdp.categorical import GraphActionCategorical
@@ -25,7 +25,7 @@ from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from tests.contracts.environments import ENVIRONMENTS, capped_cells, operation_graphs
-from tests.data.policies import keys, opinionated, unconditional
+from tests.learning.policies import keys, opinionated, unconditional
 from tests.oracles.backward_actions import backward_scores
 from tests.oracles.chi_square import p_value
 from tests.oracles.networkx_states import num_automorphisms, oracle_of, to_networkx

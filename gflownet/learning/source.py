@@ -12,9 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig
-from gflownet.data.replay import ReplayBuffer, SeenStates, action_sequences
-from gflownet.data.sampler import (
+from gflownet.errors import UserError
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.evaluator import Evaluation, Evaluator
+from gflownet.evaluation.task import GFNTask
+from gflownet.learning.config import LocalSearchConfig, OfflineConfig, ReplayConfig
+from gflownet.learning.replay import ReplayBuffer, SeenStates, action_sequences
+from gflownet.learning.sampler import (
     Exploration,
     SampledStep,
     assembled,
@@ -24,10 +28,6 @@ from gflownet.data.sampler import (
     sample_backward,
     sample_forward,
 )
-from gflownet.errors import UserError
-from gflownet.evaluation.conditioning import Conditioning
-from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.task import GFNTask
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import distinct
 from gflownet.mdp.context import GraphBuildingEnvContext

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Self
 
-from gflownet.cli.arguments import CommandLine, help_width, program
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names
 from gflownet.errors import NEAR, UserError, did_you_mean, likeness
 from gflownet.graphs.operation import OPERATIONS
 from gflownet.options import Option, find_options, hint_of_option
 from gflownet.records.trust import HELP
 from gflownet.run.extensions import EXTENSION_POINTS
+from gflownet.terminal.arguments import CommandLine, help_width, program
 
 _KEY_WIDTH = 40
 _FREE_GROUPS = tuple(f"{key}." for key, option in OPTIONS.items() if option.type_name == "group")

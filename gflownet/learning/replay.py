@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.data.config import OfflineConfig, ReplayConfig
-from gflownet.data.sampler import assembled, limited_states, roll_out, sample_backward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.files import is_intact, parse_json
+from gflownet.learning.config import OfflineConfig, ReplayConfig
+from gflownet.learning.sampler import assembled, limited_states, roll_out, sample_backward
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment

@@ -17,8 +17,8 @@ from signal import SIGINT, SIGPIPE
 from typing import Any, NoReturn
 
 import gflownet
-from gflownet.cli.interrupts import discard_output_that_fails, discard_output_without_reader
 from gflownet.errors import UserError, did_you_mean, error_line, printable, summary_lines
+from gflownet.terminal.interrupts import discard_output_that_fails, discard_output_without_reader
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ COMMANDS = {
     "compare": Command("gflownet.cli.compare", "run search methods with several seeds and compare them"),
     "store": Command("gflownet.cli.store", "list, show, export and requeue evaluations"),
     "sample": Command("gflownet.cli.sample", "sample graphs from a finished run, with log-probabilities"),
-    "generate": Command("gflownet.cli.generate", "generate text from a saved language model"),
+    "generate": Command("gflownet.language.generate", "generate text from a saved language model"),
     "language": Command("gflownet.language.__main__", "train a language model on your own text"),
     "serve": Command("gflownet.rhn.server.__main__", "serve a saved language model with OpenAI's API"),
     "new": Command("gflownet.scaffold.__main__", "write a package with a class of your own"),

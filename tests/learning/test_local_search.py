@@ -5,16 +5,16 @@ import torch
 from torch import Tensor
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.data.config import LocalSearchConfig
-from gflownet.data.sampler import Exploration
-from gflownet.data.source import LocalSearch, Refined
 from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.learning.config import LocalSearchConfig
+from gflownet.learning.sampler import Exploration
+from gflownet.learning.source import LocalSearch, Refined
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from tests.contracts.environments import ENVIRONMENTS
-from tests.data.policies import keys, opinionated, unconditional
+from tests.learning.policies import keys, opinionated, unconditional
 
 MADE = {
     "many_lengths": lambda: GraphBuildingEnv(["a"], max_nodes=4),  # classes of 1 to 4 nodes, 0 to 6 edges
@@ -60,7 +60,7 @@ def test_local_search_proposals_share_first_steps(name, two_way, monkeypatch):
     env = space.env
     context, policy = opinionated(env, two_way=two_way, sharpness=1.0)
     index = torch.arange(12) % len(space.terminal)
-    monkeypatch.setattr("gflownet.data.local_search._SHARE_BACK", 0.01)  # one step is undone
+    monkeypatch.setattr("gflownet.learning.local_search._SHARE_BACK", 0.01)  # one step is undone
     config = LocalSearchConfig(num=12, num_iterations=2)
     refined = space.refine(context, policy, config, index)
     assert space.num_scored == 24
@@ -83,7 +83,7 @@ def test_local_search_better_acceptance(monkeypatch):
     space = Space(MADE["many_lengths"]())
     context, policy = opinionated(space.env, sharpness=1.0)
     index = torch.arange(40) % len(space.terminal)
-    monkeypatch.setattr("gflownet.data.local_search._SHARE_BACK", 1.0)
+    monkeypatch.setattr("gflownet.learning.local_search._SHARE_BACK", 1.0)
     config = LocalSearchConfig(num=40, num_iterations=5)
     refined = space.refine(context, policy, config, index)
     tried = [torch.tensor(list(space.log_reward.values()))[index], *(p.log_reward for p in refined.proposals)]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.data.config import WorkersConfig
-from gflownet.data.source import TrajectorySource
 from gflownet.errors import UserError
+from gflownet.learning.config import WorkersConfig
+from gflownet.learning.source import TrajectorySource
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.policy.wrappers import PolicyOnDevice

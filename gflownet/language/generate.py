@@ -11,11 +11,11 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import IO, TYPE_CHECKING, Any
 
-from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, program, run_command
-from gflownet.cli.interrupts import stop_signals
 from gflownet.errors import UserError, error_line
 from gflownet.files import parse_json
 from gflownet.rhn.text_codec import check_model_folder, encode
+from gflownet.terminal.arguments import EXIT_SIGNAL, CommandLine, program, run_command
+from gflownet.terminal.interrupts import stop_signals
 
 if TYPE_CHECKING:
     from gflownet.rhn.serving.engine import Engine

@@ -10,22 +10,31 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig
-from gflownet.data.replay import SeenStates, load_offline
-from gflownet.data.rollouts import MergedPolicyCalls, _failures_as_user_errors
-from gflownet.data.sampler import Exploration
-from gflownet.data.source import Rollout
 from gflownet.errors import UserError
 from gflownet.graphs import canonical
 from gflownet.graphs.canonical import ColouredGraph
+from gflownet.learning.config import LocalSearchConfig, OfflineConfig, ReplayConfig
+from gflownet.learning.replay import SeenStates, load_offline
+from gflownet.learning.rollouts import MergedPolicyCalls, _failures_as_user_errors
+from gflownet.learning.sampler import Exploration
+from gflownet.learning.source import Rollout
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import Origin, Trajectory
 from gflownet.workers.pool import WorkerError
 from gflownet.workers.process import Stream
 from tests.contracts.environments import ENVIRONMENTS
-from tests.data.policies import keys
-from tests.data.rollouts import Config, CountsNodes, Parts, assert_same_tensors, num_nodes, parts, rollout, write_stop
+from tests.learning.policies import keys
+from tests.learning.rollouts import (
+    Config,
+    CountsNodes,
+    Parts,
+    assert_same_tensors,
+    num_nodes,
+    parts,
+    rollout,
+    write_stop,
+)
 
 
 def test_rollout_scores_stores_and_replays(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gflownet.metrics.statistics import (
+from gflownet.evaluation.statistics import (
     find_modes,
     hypervolume,
     non_dominated,

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import gflownet
-from gflownet.data import sampler
-from gflownet.data.sampler import Exploration, sample_forward, sampled_steps
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning import sampler
+from gflownet.learning.sampler import Exploration, sample_forward, sampled_steps
 from gflownet.mdp.action import INVALID, ActionBatch
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout

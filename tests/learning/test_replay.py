@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.data.config import ReplayConfig
-from gflownet.data.replay import ActionSequences, ReplayBuffer, SeenStates, action_sequences, draw
-from gflownet.data.sampler import sample_backward, sample_forward
+from gflownet.learning.config import ReplayConfig
+from gflownet.learning.replay import ActionSequences, ReplayBuffer, SeenStates, action_sequences, draw
+from gflownet.learning.sampler import sample_backward, sample_forward
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from tests.contracts.environments import ENVIRONMENTS
-from tests.data.policies import keys, opinionated, unconditional
+from tests.learning.policies import keys, opinionated, unconditional
 from tests.oracles.chi_square import p_value
 
 
