@@ -313,7 +313,7 @@ def trained(components: GFNTrainer, graphs: Sequence[Any], num: int = 1, *, firs
     """Return the rows of new trainings of each candidate, with test scores."""
     requests = [Request(graph, repeat=first + number, tests=True) for graph in graphs for number in range(num)]
     with components.build_executor() as executor, closing(components.build_evaluator(NoStore(), executor)) as each:
-        return [ticket.record for ticket in each.complete(requests, step=0)]
+        return [future.record for future in each.complete(requests, step=0)]
 
 
 def tested(row: EvaluationRecord) -> float:

@@ -142,9 +142,9 @@ def evaluated(dispatcher: Dispatcher, candidates: Sequence[Candidate], repeat: i
     for first in range(0, len(candidates), _CHUNK):
         chunk = candidates[first : first + _CHUNK]
         requests = [Request(candidate, repeat=repeat, fidelity=fidelity, tests=True) for candidate in chunk]
-        tickets = dispatcher.complete(requests, step=0)
+        futures = dispatcher.complete(requests, step=0)
         dispatcher.flush()
-        records += [ticket.record for ticket in tickets if ticket.record is not None]
+        records += [future.record for future in futures if future.record is not None]
         seconds = time.monotonic() - start
         print(f"seed {repeat}: {len(records)} of {len(candidates)} candidates | {seconds:.0f} s", flush=True)
     return records

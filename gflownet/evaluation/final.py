@@ -17,7 +17,7 @@ from gflownet.evaluation.candidates.sets import WeightFolder
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe
-from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, ReferenceName, Request, Ticket
+from gflownet.evaluation.job import TEST_METRIC, EvaluationFuture, EvaluationStatus, ReferenceName, Request
 from gflownet.evaluation.presentation import Reference, joined
 from gflownet.evaluation.racing import (
     MOST_MEASURED,
@@ -150,12 +150,12 @@ def with_test_scores(
     fidelity = task.max_fidelity or None
     requests = [Request(from_dict(json.loads(record.graph)), fidelity=fidelity, tests=True) for record in records]
     try:
-        tickets = dispatcher.complete(requests, step=step)
+        futures = dispatcher.complete(requests, step=step)
     except EvaluationStoppedError:
         raise
     except Exception as error:  # of the executor: the report is written without test scores
         return tuple(TopArchitecture(record, test_error=describe(error)) for record in records)
-    outcomes = [ticket.outcome for ticket in tickets]
+    outcomes = [future.outcome for future in futures]
     return tuple(
         TopArchitecture(record, tests=(outcome.test,), test_error=outcome.test_error or outcome.error)
         for record, outcome in zip(records, outcomes, strict=True)
@@ -196,34 +196,36 @@ class _RaceTrainings:
     num_left: int  # trainings that no earlier process has done
     seconds_left: float
     rounds: Iterator[list[tuple[int, int]]] = field(init=False)
-    round: list[tuple[int, Ticket]] = field(default_factory=list)  # the current one: finalists and their trainings
+    round: list[tuple[int, EvaluationFuture]] = field(
+        default_factory=list
+    )  # the current one: finalists and their trainings
     is_over: bool = False
-    tickets: list[list[Ticket]] = field(init=False)  # of each finalist
+    futures: list[list[EvaluationFuture]] = field(init=False)  # of each finalist
     means: NormalMeans | None = None  # when the winner was chosen; None before
     winner: int = 0  # the chosen finalist
     num_choice: int = 0  # its trainings before
 
     def __post_init__(self) -> None:
         self.rounds = self.race.rounds()
-        self.tickets = [[] for _ in self.finalists.records]
+        self.futures = [[] for _ in self.finalists.records]
 
-    def all_tickets(self) -> Iterator[Ticket]:
+    def all_futures(self) -> Iterator[EvaluationFuture]:
         """Yield the trainings so far."""
-        yield from chain(*self.tickets)
-        yield from (ticket for _, ticket in self.round)
+        yield from chain(*self.futures)
+        yield from (future for _, future in self.round)
 
     def end_round(self) -> None:
         """Add the finished trainings of the round."""
-        for finalist, ticket in self.round:
-            if ticket.record is None:
+        for finalist, future in self.round:
+            if future.record is None:
                 continue
-            self.tickets[finalist].append(ticket)
-            self.race.scores[finalist].append(ticket.record.score)
-            if ticket.record.status is not EvaluationStatus.OK:
+            self.futures[finalist].append(future)
+            self.race.scores[finalist].append(future.record.score)
+            if future.record.status is not EvaluationStatus.OK:
                 self.race.failed.add(finalist)
-            if ticket.outcome is not None:
+            if future.outcome is not None:
                 self.num_left -= 1
-                self.seconds_left -= ticket.outcome.seconds
+                self.seconds_left -= future.outcome.seconds
         self.round = []
 
     def choose(self) -> Winner:
@@ -245,11 +247,11 @@ class _RaceTrainings:
     def architectures(self, weights: WeightFolder | None) -> Iterator[TopArchitecture]:
         """Yield the finalists with their trainings, the kept weights of the first, and posterior means."""
         means = (self.means or self.race.means).mean.tolist()
-        for finalist, (record, tickets, mean) in enumerate(
-            zip(self.finalists.records, self.tickets, means, strict=True)
+        for finalist, (record, futures, mean) in enumerate(
+            zip(self.finalists.records, self.futures, means, strict=True)
         ):
-            rows = [ticket.record for ticket in tickets if ticket.record is not None]
-            problems = (ticket.outcome.test_error for ticket in tickets if ticket.outcome is not None)
+            rows = [future.record for future in futures if future.record is not None]
+            problems = (future.outcome.test_error for future in futures if future.outcome is not None)
             yield TopArchitecture(
                 record,
                 scores=tuple(row.score for row in rows),
@@ -290,8 +292,8 @@ class FinalTrainings:
     def __post_init__(self) -> None:
         self._task = self.dispatcher.task
         self._notes: list[str] = []
-        self._singles: list[Ticket] = []  # of random architectures
-        self._methods: list[Ticket] = []  # of each reference method and seed
+        self._singles: list[EvaluationFuture] = []  # of random architectures
+        self._methods: list[EvaluationFuture] = []  # of each reference method and seed
 
     @property
     def fidelity(self) -> int | None:
@@ -327,7 +329,7 @@ class FinalTrainings:
         races, random_races = list(map(self._race, finalists)), list[_RaceTrainings]()
         is_drawn = is_chosen = False  # whether the random finalists, and the winners of all races, are known
         while not self.is_stopped:
-            if not is_drawn and all(ticket.record is not None for ticket in self._singles):
+            if not is_drawn and all(future.record is not None for future in self._singles):
                 chosen, is_drawn = random_finalists([row for row in self._random_rows() if row.status is _OK]), True
                 random_races += map(self._race, chosen)
             is_missing = self._proceed([*races, *random_races], step, num_own + num_compared)
@@ -361,7 +363,7 @@ class FinalTrainings:
         )
 
     def _random_rows(self) -> list[EvaluationRecord]:
-        return [ticket.record for ticket in self._singles if ticket.record is not None]
+        return [future.record for future in self._singles if future.record is not None]
 
     def _race(self, finalists: Finalists) -> _RaceTrainings:
         race = Race(
@@ -394,9 +396,9 @@ class FinalTrainings:
             )
             trainings = [(side[place], side[place].winner, seed) for _, place, seed in wanted]
             chosen = self._affordable(trainings, side)
-            tickets = self.dispatcher.submit([request for *_, request in chosen], step=step)
-            for (race, finalist, _), ticket in zip(chosen, tickets, strict=True):
-                race.round.append((finalist, ticket))
+            futures = self.dispatcher.submit([request for *_, request in chosen], step=step)
+            for (race, finalist, _), future in zip(chosen, futures, strict=True):
+                race.round.append((finalist, future))
 
     def _proceed(self, races: Sequence[_RaceTrainings], step: int, num_planned: int) -> bool:
         """Start the next round of each race whose last one is finished; return whether any result is missing.
@@ -404,17 +406,17 @@ class FinalTrainings:
         The races do not wait for each other.
         """
         for race in races:
-            while not race.is_over and all(ticket.record is not None for _, ticket in race.round):
+            while not race.is_over and all(future.record is not None for _, future in race.round):
                 race.end_round()
                 trainings = [(race, finalist, seed) for finalist, seed in next(race.rounds, ())]
                 chosen = self._affordable(trainings, [race])
-                tickets = self.dispatcher.submit([request for *_, request in chosen], step=step)
-                race.round = [(finalist, ticket) for (_, finalist, _), ticket in zip(chosen, tickets, strict=True)]
+                futures = self.dispatcher.submit([request for *_, request in chosen], step=step)
+                race.round = [(finalist, future) for (_, finalist, _), future in zip(chosen, futures, strict=True)]
                 race.is_over = not chosen
-        tickets = [*self._singles, *(ticket for race in races for ticket in race.all_tickets())]
-        rows = [ticket.record for ticket in tickets if ticket.record is not None]
+        futures = [*self._singles, *(future for race in races for future in race.all_futures())]
+        rows = [future.record for future in futures if future.record is not None]
         methods = self._methods
-        num_done, is_missing = sum(ticket.record is not None for ticket in methods), len(rows) < len(tickets)
+        num_done, is_missing = sum(future.record is not None for future in methods), len(rows) < len(futures)
         if is_missing or num_done == len(methods):
             self.report_progress("final stage, trainings", len(rows), max(len(rows), num_planned), rows)
         else:
@@ -484,8 +486,8 @@ class FinalTrainings:
         if self.is_stopped:
             return ()
         references = list[Reference]()
-        for name, tickets in groupby(self._methods, lambda ticket: ticket.request.candidate.canonical_key()):
-            outcomes = [ticket.outcome for ticket in tickets if ticket.outcome is not None]
+        for name, futures in groupby(self._methods, lambda future: future.request.candidate.canonical_key()):
+            outcomes = [future.outcome for future in futures if future.outcome is not None]
             results = [outcome.reference for outcome in outcomes if outcome.reference is not None]
             if failed := next((outcome for outcome in outcomes if outcome.reference is None), None):
                 self._notes.append(f"no reference {name}: {failed.error or failed.status.value}")

@@ -22,7 +22,7 @@ from gflownet.errors import UserError, counted
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
-from gflownet.evaluation.job import Request, Ticket
+from gflownet.evaluation.job import EvaluationFuture, Request
 from gflownet.evaluation.racing import rank_correlation
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus, Identity
 from gflownet.evaluation.task import GFNTask
@@ -132,10 +132,10 @@ def result_of(record: EvaluationRecord) -> EvaluationRecord | None:
 
 @dataclass(eq=False)
 class _Training:
-    """A candidate in flight: its ticket, and that of the part that is being trained."""
+    """A candidate in flight: its future, and that of the part that is being trained."""
 
-    ticket: Ticket
-    part: Ticket
+    future: EvaluationFuture
+    part: EvaluationFuture
 
 
 class HalvingEvaluator(AsynchronousEvaluator):
@@ -152,18 +152,18 @@ class HalvingEvaluator(AsynchronousEvaluator):
         self._lock = threading.RLock()
         dispatcher.revise = halving.revised
 
-    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[EvaluationFuture]:
         with self._lock:
-            result = {identity: each.ticket for identity, each in self._trainings.items()}
+            result = {identity: each.future for identity, each in self._trainings.items()}
             new = list({each.identity: each for each in requests if each.identity not in result}.values())
             # By fidelity: a resumed run decides in the order of the uninterrupted one.
             pairs = sorted(zip(new, self._next_parts(new), strict=True), key=lambda pair: pair[1].fidelity or math.inf)
             parts = self._dispatcher.submit([part for _, part in pairs], step=step)
             for (request, _), part in zip(pairs, parts, strict=True):
                 is_whole = part.request.identity == request.identity
-                ticket = result[request.identity] = part if is_whole else Ticket(request, step)
+                future = result[request.identity] = part if is_whole else EvaluationFuture(request, step)
                 if not is_whole:
-                    self._trainings[request.identity] = _Training(ticket, part)
+                    self._trainings[request.identity] = _Training(future, part)
             self._continue()
             return [result[request.identity] for request in requests]
 
@@ -205,21 +205,21 @@ class HalvingEvaluator(AsynchronousEvaluator):
             record = training.part.record
             if record is None:
                 continue
-            training.ticket.record = result_of(record)
-            if training.ticket.record is None:
+            training.future.record = result_of(record)
+            if training.future.record is None:
                 promoted.append(training)
             else:
-                training.ticket.outcome = training.part.outcome
+                training.future.outcome = training.part.outcome
                 del self._trainings[identity]
         for training in promoted:
             part, outcome = training.part, training.part.outcome
             # None: the full training
             rung = next((each for each in self.halving.rungs if each > (part.request.fidelity or 0)), None)
-            request = self._part(training.ticket.request, rung)
+            request = self._part(training.future.request, rung)
             if outcome is not None:  # evaluated here, and counted again with the next part
                 self._dispatcher.uncount(EvaluationStatus.OK)
                 request = replace(request, training=outcome.training, parent=part.request.fidelity)
-            (training.part,) = self._dispatcher.submit([request], step=training.ticket.step)
+            (training.part,) = self._dispatcher.submit([request], step=training.future.step)
         if any(training.part.record is not None for training in promoted):
             self._continue()
         return len(promoted)

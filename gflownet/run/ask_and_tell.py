@@ -24,7 +24,7 @@ from gflownet.config import Config, config_of, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.execution import outcome_of
-from gflownet.evaluation.job import EvaluationStatus, Outcome, Request, Ticket, record_of
+from gflownet.evaluation.job import EvaluationFuture, EvaluationStatus, Outcome, Request, record_of
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.files import parse_json, save_whole
 from gflownet.graphs.canonical import Candidate
@@ -227,8 +227,8 @@ class Search:
             raise UserError(f"tell: expected a score or error=..., got {'none' if score is None else 'both'}")
         outcome = self._outcome(score, error, Score(0.0, num_parameters, dict(metrics or {})), seconds)
         waiting = [each for each in self._entries if each.key == key and each.evaluation is None]
-        ticket = Ticket(Request(graph), step=self._loop.round + 1)
-        record = record_of(ticket, outcome, run="", floor_score=self.config.evaluation.floor_score)
+        future = EvaluationFuture(Request(graph), step=self._loop.round + 1)
+        record = record_of(future, outcome, run="", floor_score=self.config.evaluation.floor_score)
         evaluation = evaluation_of(record, task=self.task, cached=not waiting)
         for entry in waiting or self._prior(graph):
             entry.evaluation = evaluation

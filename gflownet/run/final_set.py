@@ -136,8 +136,8 @@ class _Choice:
             for row, each in zip(rows, options, strict=True)
         ]
         targets = getattr(cast(TensorTask, self.parts.task).splits_in_use, split).targets
-        tickets = self.dispatcher.complete(requests, step=self.parts.step)
-        outputs = {each.request.identity: each.outcome.outputs for each in tickets if each.outcome is not None}
+        futures = self.dispatcher.complete(requests, step=self.parts.step)
+        outputs = {each.request.identity: each.outcome.outputs for each in futures if each.outcome is not None}
         known = {key: predicted(torch.from_numpy(o), targets) for key, o in outputs.items() if o is not None}
         return {key: values for key, values in known.items() if values.isfinite().all()}
 

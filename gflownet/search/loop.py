@@ -18,7 +18,7 @@ import torch
 
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation
-from gflownet.evaluation.job import Request, Ticket
+from gflownet.evaluation.job import EvaluationFuture, Request
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import Proposal, ProposalOrigin
@@ -67,7 +67,7 @@ class _Call:
     round: int  # rounds learned before it
     states: GraphStates  # B terminal states
     origins: tuple[ProposalOrigin, ...]  # B, or none where they are not known
-    tickets: tuple[Ticket, ...] = ()  # B once they are submitted
+    futures: tuple[EvaluationFuture, ...] = ()  # B once they are submitted
 
     def part(self, rows: list[int]) -> _Call:
         """Return the candidates of these rows."""
@@ -75,12 +75,12 @@ class _Call:
             self,
             states=self.states[torch.tensor(rows, dtype=torch.int64)],
             origins=tuple(self.origins[row] for row in rows) if self.origins else (),
-            tickets=tuple(self.tickets[row] for row in rows),
+            futures=tuple(self.futures[row] for row in rows),
         )
 
     def rows(self, *, finished: bool) -> list[int]:
         """Return the rows with a result, or those without one."""
-        return [row for row, ticket in enumerate(self.tickets) if (ticket.record is not None) == finished]
+        return [row for row, future in enumerate(self.futures) if (future.record is not None) == finished]
 
 
 class SearchLoop:
@@ -214,7 +214,7 @@ class SearchLoop:
     def _submitted(self, call: _Call, evaluator: AsynchronousEvaluator) -> _Call:
         env, states = self.method.env, call.states
         requests = [Request(env.terminal(states, index)) for index in range(len(states))]
-        return replace(call, tickets=tuple(evaluator.submit(requests, step=call.number)))
+        return replace(call, futures=tuple(evaluator.submit(requests, step=call.number)))
 
     def _worked(self, evaluator: AsynchronousEvaluator) -> Iterator[SearchStep]:
         """Do the work of the method while candidates are evaluated, and yield its training steps."""
@@ -233,19 +233,19 @@ class SearchLoop:
             evaluator.advance(timeout=0.0)
         while not (parts := self._finished()):
             evaluator.advance(timeout=_CHECK_EVERY_S)
-        tickets = [ticket for part in parts for ticket in part.tickets]
+        futures = [future for part in parts for future in part.futures]
         results = Results(
             self.round + 1,
             parts[0].states if len(parts) == 1 else GraphStates.cat([part.states for part in parts]),
-            [ticket.request.candidate for ticket in tickets],
-            [each for part in parts for each in evaluator.evaluations(part.tickets, step=part.number)],
+            [future.request.candidate for future in futures],
+            [each for part in parts for each in evaluator.evaluations(part.futures, step=part.number)],
         )
         step = self.learn(results)
         if self.options.in_order:
             self._in_flight = self._in_flight[1:]
             return step
         self._in_flight = [call.part(rows) for call in self._in_flight if (rows := call.rows(finished=False))]
-        ages = [self.round - 1 - part.round for part in parts for _ in part.tickets]
+        ages = [self.round - 1 - part.round for part in parts for _ in part.futures]
         return replace(step, metrics=step.metrics | {"sample_age": math.fsum(ages) / len(ages)})
 
     def _finished(self) -> list[_Call]:
@@ -254,7 +254,7 @@ class SearchLoop:
             oldest = self._in_flight[0]
             return [] if oldest.rows(finished=False) else [oldest]
         parts = [call.part(rows) for call in self._in_flight if (rows := call.rows(finished=True))]
-        num = sum(len(part.tickets) for part in parts)
+        num = sum(len(part.futures) for part in parts)
         return parts if num >= min(self.options.batch, self._num_in_flight) else []
 
     @property

@@ -210,13 +210,13 @@ def test_further_seeds_and_given_fidelities_are_not_halved(store):
 def test_submitted_candidates_go_on_without_waiting(store):
     task = LineTask()
     evaluator = evaluator_of(task, store)
-    tickets = evaluator.submit([Request(graph) for graph in candidates(*SLOPES)], step=1)
+    futures = evaluator.submit([Request(graph) for graph in candidates(*SLOPES)], step=1)
     assert evaluator.num_in_flight == 10
     assert evaluator.advance(timeout=0) == 0  # 0.09 is promoted
     num = sum(evaluator.advance(timeout=0) for _ in range(12))
     assert num == 10
     evaluator.flush()
-    assert [ticket.record is not None for ticket in tickets] == [True] * 10
+    assert [future.record is not None for future in futures] == [True] * 10
     assert evaluator.num_in_flight == 0
 
 
