@@ -20,7 +20,7 @@ from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.graphs.assignment import Assignment
 from gflownet.report.page import advice, read_run
 from gflownet.report.results import read_results
-from gflownet.report.verdict import spent_on
+from gflownet.report.verdict import side_words, spent_on
 from gflownet.rhn.checkpoint import description_of
 from gflownet.rhn.network import RecurrentStack
 from gflownet.run.final_stage import FinalTrainingsStage, _races, best_tested, sizes_of
@@ -83,8 +83,11 @@ def test_saved_models_have_the_reported_scores(copied_run, capsys):
     assert posteriors == sorted(posteriors, reverse=True)
     assert main([f"log_dir={folder}", "resume=true"]) == 0  # prints the report again
     shown = capsys.readouterr().out
-    low, high = entries[0]["final"]["interval"]
-    assert f"{means[0]:.4f} [{low:.4f}, {high:.4f}]" in shown  # the range of accuracies cuts the interval
+    results = read_results(folder).final
+    assert results is not None
+    assert results.finalists[0].final is not None
+    assert results.finalists[0].final.mean == pytest.approx(means[0])
+    assert side_words(results.finalists[0].final) in shown
     references = [each.reference for each in read_results(folder).comparisons]
     spent = spent_on(read_run(folder).evaluations)
     random = "best of 2 random architectures, 75% of them even over sizes,"

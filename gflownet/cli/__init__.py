@@ -1,1 +1,5 @@
 """Commands: sample, store, compare, and the completion of the shell."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

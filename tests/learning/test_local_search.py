@@ -60,7 +60,7 @@ def test_local_search_proposals_share_first_steps(name, two_way, monkeypatch):
     env = space.env
     context, policy = opinionated(env, two_way=two_way, sharpness=1.0)
     index = torch.arange(12) % len(space.terminal)
-    monkeypatch.setattr("gflownet.learning.local_search._SHARE_BACK", 0.01)  # one step is undone
+    monkeypatch.setattr("gflownet.learning.source._SHARE_BACK", 0.01)  # one step is undone
     config = LocalSearchConfig(num=12, num_iterations=2)
     refined = space.refine(context, policy, config, index)
     assert space.num_scored == 24
@@ -83,7 +83,7 @@ def test_local_search_better_acceptance(monkeypatch):
     space = Space(MADE["many_lengths"]())
     context, policy = opinionated(space.env, sharpness=1.0)
     index = torch.arange(40) % len(space.terminal)
-    monkeypatch.setattr("gflownet.learning.local_search._SHARE_BACK", 1.0)
+    monkeypatch.setattr("gflownet.learning.source._SHARE_BACK", 1.0)
     config = LocalSearchConfig(num=40, num_iterations=5)
     refined = space.refine(context, policy, config, index)
     tried = [torch.tensor(list(space.log_reward.values()))[index], *(p.log_reward for p in refined.proposals)]

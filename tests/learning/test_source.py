@@ -316,16 +316,19 @@ def test_source_offline_graphs_uniform(tmp_path, two_way):
     with parts(tmp_path, replay=replay, two_way=two_way, offline=offline, options={"offline": config}) as built:
         first, second = islice(built.here(), 2)
         env, batch = built.source.context.env, first.trajectories
-        given = batch.split(1)[0].terminal[torch.arange(6, 46)]
+        given = batch.split(1)[0].terminal[torch.arange(len(batch) - 40, len(batch))]  # after 3 of a filled replay
         found = keys(env, given)
         assert set(found) == {PATH.canonical_key(), EDGE.canonical_key()}
         assert 8 < found.count(PATH.canonical_key()) < 32
         scores = torch.tensor([0.5 if key == PATH.canonical_key() else 0.25 for key in found])
-        assert torch.allclose(batch.log_reward[6:], batch.beta[6:] * scores.log())
-        assert batch.origin[6:].tolist() == [int(Origin.RESAMPLED)] * 40
+        assert torch.allclose(batch.log_reward[-40:], batch.beta[-40:] * scores.log())
+        assert batch.origin[-40:].tolist() == [int(Origin.RESAMPLED)] * 40
         assert len(built.replay) <= 12, "what is given is not what was found"
         assert len(second.trajectories) == 6 + 3 + 40
-        assert [text(batch[i]) for i in range(6, 20)] != [text(second.trajectories[i]) for i in range(9, 23)]
+        firsts = [text(batch[i]) for i in range(len(batch) - 40, len(batch) - 26)]
+        assert firsts != [text(second.trajectories[i]) for i in range(9, 23)]
+            text(second.trajectories[i]) for i in range(9, 23)
+        ]
 
 
 def test_load_offline_reads_report_file(tmp_path):

@@ -151,12 +151,12 @@ def test_wandb_table_of_candidates(folder: Path) -> None:
     origins = Counter(row["origin"] for row in rows)
     assert origins["first design"] == 3
     assert set(origins) <= set(ORIGINS.values())
-    assert rows[1]["load"].endswith(f'gflownet.load("{folder / "top_architectures.json"}", rank=1, weights=False)')
+    assert f'gflownet.load("{folder / "top_architectures.json"}", rank=0' in rows[0]["load"]
     assert {row["drawing"]["_type"] for row in rows} == {"html-file"}
-    drawing = records.history[-1]["top/drawing_1"]
-    svg = (folder / "architectures" / "rank_1.svg").read_text()
+    drawing = records.history[-1]["top/drawing_0"]
+    svg = (folder / "architectures" / "rank_0.svg").read_text()
     assert (media / drawing["path"]).read_text() == svg
-    assert files[rows[1]["drawing"]["path"]].read_text() == svg
+    assert files[rows[0]["drawing"]["path"]].read_text() == svg
     assert "top/architectures" in read_session(folder, number=0)[0].history[1], "at each checkpoint"
 
 
