@@ -46,6 +46,7 @@ from gflownet.search.config import AUTO, GFLOWNET
 from gflownet.search.history import History
 from gflownet.search.loop import Rule, SearchLoop, round_size
 from gflownet.search.method import PolicyTraining, SearchSetup
+from gflownet.search.prior import Prior, read_prior
 from gflownet.search.proposals import check_space
 from gflownet.search.sampler import LIKELIHOOD_RATE, OBJECTIVE_RATE, Sampler
 from gflownet.search.surrogate import Surrogate
@@ -264,6 +265,7 @@ class Components:
             build_surrogate=self.build_surrogate,
             build_training=self.build_training,
             num_evaluations=self.plan.num_search,
+            prior=Prior(self.env, lambda: read_prior(config.search.prior, self.env, self.task)),
             is_refused=lambda candidate: limits.refusal(self.task, candidate) is not None,
         )
         return SearchLoop(self.extensions.method(setup), self.build_rule())

@@ -5,9 +5,11 @@ Letters: n observations, B predicted graphs, K distances.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gflownet.mdp.environment import Environment
@@ -15,7 +17,14 @@ from gflownet.mdp.states import GraphStates
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.features import GraphFeatures, WeisfeilerLehman
-from gflownet.search.regression import Conditional, Hyperparameters, Regression, best_and_random, fit_hyperparameters
+from gflownet.search.regression import (
+    MAX_FIT_ROWS,
+    Conditional,
+    Hyperparameters,
+    Regression,
+    best_and_random,
+    fit_hyperparameters,
+)
 from gflownet.search.surrogate import Prediction, Surrogate, Warping
 
 _NUM_ROUNDS = 3
@@ -35,7 +44,8 @@ class GaussianProcess(Surrogate):
         self._hyperparameters: Hyperparameters | None = None
         self._num_fitted = 0  # observations at the last fit of hyperparameters
         self._regression: Regression | None = None
-        self._last: Conditional | None = None  # of the last predictions
+        self._last: tuple[GraphFeatures, Conditional] | None = None  # of the last predictions
+        self._earlier: list[tuple[GraphFeatures, Tensor]] = []  # of each earlier search, with warped scores
 
     def encode(self, states: GraphStates) -> GraphFeatures:
         """Return the features of B terminal states: labels, and numbers with one distance for each of their groups."""
@@ -49,11 +59,23 @@ class GaussianProcess(Surrogate):
         self._warping = Warping.of(scores)
         values = self.warp(scores)
         rows = best_and_random(values, _MAX_ROWS, seed=self.seed)
+        observed, targets = self._with_earlier(features[rows], values[rows])
         growth = max(_MIN_GROWTH, _GROWTH * self._num_fitted)
         if self._hyperparameters is None or not self._num_fitted <= len(features) < self._num_fitted + growth:
-            self._hyperparameters = fit_hyperparameters(features[rows], values[rows], self._hyperparameters)
+            self._hyperparameters = fit_hyperparameters(observed, targets, self._hyperparameters)
             self._num_fitted = len(features)
-        self._regression, self._last = Regression(features[rows], values[rows], self._hyperparameters), None
+        self._regression, self._last = Regression(observed, targets, self._hyperparameters), None
+
+    def start_from(self, earlier: Sequence[tuple[GraphFeatures, Tensor]]) -> None:
+        """Learn earlier searches as further tasks (the task is an input with a length of its own, Swersky et al. 2013).
+
+        The distance of tasks is one more distance of the kernel. Its weight follows from the observations: an earlier
+        search whose scores tell nothing of today's is far away.
+        """
+        for number, (features, scores) in enumerate(earlier, 1):
+            values = Warping.of(scores).warp(scores)
+            rows = best_and_random(values, MAX_FIT_ROWS // len(earlier), seed=self.seed)
+            self._earlier.append((features[rows].with_source(number, len(earlier) + 1), values[rows]))
 
     def predict(self, features: GraphFeatures) -> Prediction:
         return self._at(features).prediction
@@ -80,9 +102,19 @@ class GaussianProcess(Surrogate):
     def _at(self, features: GraphFeatures) -> Conditional:
         if self._regression is None:
             raise ValueError("predict: expected a fitted surrogate, got one without observations")
-        if self._last is None or self._last.features is not features:
-            self._last = Conditional(self._regression, features)
-        return self._last
+        if self._last is None or self._last[0] is not features:
+            self._last = features, Conditional(self._regression, self._of_today(features))
+        return self._last[1]
+
+    def _of_today(self, features: GraphFeatures) -> GraphFeatures:
+        return features.with_source(0, len(self._earlier) + 1) if self._earlier else features
+
+    def _with_earlier(self, features: GraphFeatures, values: Tensor) -> tuple[GraphFeatures, Tensor]:
+        """Return the observations of all searches, today's first."""
+        if not self._earlier:
+            return features, values
+        encoded, known = zip(*self._earlier, strict=True)
+        return GraphFeatures.cat([self._of_today(features), *encoded]), torch.cat([values, *known])
 
 
 @lru_cache(maxsize=1)

@@ -113,7 +113,7 @@ def fit_hyperparameters(
     features: GraphFeatures, values: Tensor, start: Hyperparameters | None = None
 ) -> Hyperparameters:
     """Return the most probable hyperparameters of n observations, of some of them where there are many."""
-    rows = best_and_random(values, _MAX_FIT_ROWS, seed=len(values))
+    rows = best_and_random(values, MAX_FIT_ROWS, seed=len(values))
     return most_probable(torch.stack([*squared_distances(features[rows], features[rows])]), values[rows], start)
 
 
@@ -168,7 +168,7 @@ def _distinct(squared: Tensor) -> Tensor:
     return used
 
 
-_MAX_FIT_ROWS = 200  # observations of a fit of hyperparameters, whose cost grows with their third power
+MAX_FIT_ROWS = 200  # observations of a fit of hyperparameters, whose cost grows with their third power
 _MIN_VARIANCE = 1e-10  # of a prediction, relative to the signal's
 _JITTERS = (0.0, 1e-6, 1e-4, 1e-2)  # added until a covariance has a Cholesky factor
 
