@@ -31,6 +31,7 @@ _NUM_ROUNDS = 3
 _MAX_ROWS = 1_000  # observations of a fit
 # Hyperparameters are fitted again after this share, and at least this number, of new observations.
 _GROWTH, _MIN_GROWTH = 0.08, 2
+_MIN_COMPARED = 3  # observations before earlier searches may be left out
 
 
 class GaussianProcess(Surrogate):
@@ -41,11 +42,12 @@ class GaussianProcess(Surrogate):
         super().__init__(env, config, seed=seed)
         self._warping = Warping(0.0, 1.0)
         self._encoder = WeisfeilerLehman(env, num_rounds=_NUM_ROUNDS)
-        self._hyperparameters: Hyperparameters | None = None
+        self._hyperparameters: list[Hyperparameters] = []  # of today's observations alone, and with earlier ones
         self._num_fitted = 0  # observations at the last fit of hyperparameters
         self._regression: Regression | None = None
         self._last: tuple[GraphFeatures, Conditional] | None = None  # of the last predictions
         self._earlier: list[tuple[GraphFeatures, Tensor]] = []  # of each earlier search, with warped scores
+        self._uses_earlier = False
 
     def encode(self, states: GraphStates) -> GraphFeatures:
         """Return the features of B terminal states: labels, and numbers with one distance for each of their groups."""
@@ -59,18 +61,28 @@ class GaussianProcess(Surrogate):
         self._warping = Warping.of(scores)
         values = self.warp(scores)
         rows = best_and_random(values, _MAX_ROWS, seed=self.seed)
-        observed, targets = self._with_earlier(features[rows], values[rows])
+        observations = [(features[rows], values[rows])]
+        if self._earlier:
+            encoded, known = zip((self._of_today(features[rows]), values[rows]), *self._earlier, strict=True)
+            observations.append((GraphFeatures.cat(encoded), torch.cat(known)))
         growth = max(_MIN_GROWTH, _GROWTH * self._num_fitted)
-        if self._hyperparameters is None or not self._num_fitted <= len(features) < self._num_fitted + growth:
-            self._hyperparameters = fit_hyperparameters(observed, targets, self._hyperparameters)
+        if not self._hyperparameters or not self._num_fitted <= len(features) < self._num_fitted + growth:
+            starts = self._hyperparameters or [None] * len(observations)
+            pairs = zip(observations, starts, strict=True)
+            self._hyperparameters = [fit_hyperparameters(*each, start) for each, start in pairs]
             self._num_fitted = len(features)
-        self._regression, self._last = Regression(observed, targets, self._hyperparameters), None
+        models = [Regression(*each, found) for each, found in zip(observations, self._hyperparameters, strict=True)]
+        if len(rows) < _MIN_COMPARED:
+            self._regression = models[-1]
+        else:
+            self._regression = max(models, key=lambda model: model.log_density(len(rows)))
+        self._uses_earlier, self._last = self._regression is not models[0], None
 
     def start_from(self, earlier: Sequence[tuple[GraphFeatures, Tensor]]) -> None:
         """Learn earlier searches as further tasks (the task is an input with a length of its own, Swersky et al. 2013).
 
-        The distance of tasks is one more distance of the kernel. Its weight follows from the observations: an earlier
-        search whose scores tell nothing of today's is far away.
+        The distance of tasks is one more distance of the kernel, whose weight follows from the observations. Where
+        today's ones are predicted better from today's alone, each from all others, the earlier ones are not used.
         """
         for number, (features, scores) in enumerate(earlier, 1):
             values = Warping.of(scores).warp(scores)
@@ -91,30 +103,23 @@ class GaussianProcess(Surrogate):
         return self._warping.unwarp(values)
 
     def state_dict(self) -> dict[str, Any]:
-        fitted = None if self._hyperparameters is None else vars(self._hyperparameters)
-        return {"hyperparameters": fitted, "num_fitted": self._num_fitted}
+        return {"hyperparameters": [vars(each) for each in self._hyperparameters], "num_fitted": self._num_fitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        fitted, self._num_fitted = state["hyperparameters"], state["num_fitted"]
-        self._hyperparameters = None if fitted is None else Hyperparameters(**fitted)
+        self._hyperparameters = [Hyperparameters(**each) for each in state["hyperparameters"]]
+        self._num_fitted = state["num_fitted"]
         self._regression = self._last = None
 
     def _at(self, features: GraphFeatures) -> Conditional:
         if self._regression is None:
             raise ValueError("predict: expected a fitted surrogate, got one without observations")
         if self._last is None or self._last[0] is not features:
-            self._last = features, Conditional(self._regression, self._of_today(features))
+            encoded = self._of_today(features) if self._uses_earlier else features
+            self._last = features, Conditional(self._regression, encoded)
         return self._last[1]
 
     def _of_today(self, features: GraphFeatures) -> GraphFeatures:
-        return features.with_source(0, len(self._earlier) + 1) if self._earlier else features
-
-    def _with_earlier(self, features: GraphFeatures, values: Tensor) -> tuple[GraphFeatures, Tensor]:
-        """Return the observations of all searches, today's first."""
-        if not self._earlier:
-            return features, values
-        encoded, known = zip(*self._earlier, strict=True)
-        return GraphFeatures.cat([self._of_today(features), *encoded]), torch.cat([values, *known])
+        return features.with_source(0, len(self._earlier) + 1)
 
 
 @lru_cache(maxsize=1)

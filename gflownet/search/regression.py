@@ -182,6 +182,14 @@ class Regression:
         self.factor = _factorised(correlations, hyperparameters.noise_variance)
         self.posterior = Posterior.of(self.factor, values)
 
+    def log_density(self, num: int) -> float:
+        """Return the mean log density of the first `num` values, each predicted from all others (Sundararajan 2001)."""
+        inverse = torch.cholesky_inverse(self.factor)
+        scale = self.posterior.variance / inverse.diagonal()
+        errors = torch.linalg.solve_triangular(self.factor.T, self.posterior.residuals[:, None], upper=True)[:, 0]
+        errors = errors / inverse.diagonal()
+        return float(-0.5 * (scale.log() + errors.square() / scale)[:num].mean())
+
     @property
     def noise(self) -> float:
         """Return the standard deviation of the noise of one observation."""
