@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import gflownet
-from gflownet.cli.arguments import COMMANDS, print_plain_messages, program, run_command
 from gflownet.errors import UserError, did_you_mean
+from gflownet.terminal.arguments import COMMANDS, print_plain_messages, program, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import gflownet
-from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
 from gflownet.envs.config import EnvConfig
 from gflownet.errors import NEAR, UserError, did_you_mean, likeness
 from gflownet.evaluation.config import (
@@ -27,6 +26,7 @@ from gflownet.evaluation.config import (
 )
 from gflownet.evaluation.tasks import TASKS
 from gflownet.files import check_yaml_depth, read_yaml
+from gflownet.learning.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import (
     AT_LEAST_ONE,
@@ -65,11 +65,7 @@ class WandbConfig:
         "online", "online (offline when there is no API key), offline or disabled"
     )
     project: str = option("gflownet", "project that the run belongs to")
-    name: str | None = option(None, "name of the run; null lets wandb choose one")
-    group: str | None = option(None, "group of the run, for example one for all seeds of a config")
-    tags: list[str] = option([], "tags of the run")
     artifacts: bool = option(True, "upload the last checkpoint, the best architectures with weights, and report.html")
-    checkpoint_every: int = option(0, "checkpoints between two that are artifacts; 0: only the last one", NOT_NEGATIVE)
 
 
 @dataclass

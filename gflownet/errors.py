@@ -8,7 +8,7 @@ from typing import ClassVar
 
 # Likeness of a misspelt word and the meant one.
 NEAR = 0.6
-_MAX_ACCOUNT = 40  # lines about the data on a console; data.txt of a run has all
+_MAX_SUMMARY = 40  # lines about the data on a console; data.txt of a run has all
 # Control characters (escape sequences among them), invisible ones that reorder text, lone surrogates, line separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
@@ -17,7 +17,7 @@ class UserError(ValueError):
     """An error of the user's input: shown as one line without a traceback, with the exit status."""
 
     status: ClassVar[int] = 2
-    account: Sequence[str] = ()  # lines about the data that was read, printed before the error
+    summary: Sequence[str] = ()  # lines about the data that was read, printed before the error
 
 
 class LostFolderError(UserError):
@@ -27,12 +27,12 @@ class LostFolderError(UserError):
 
 
 @contextmanager
-def accounted(lines: Sequence[str]) -> Iterator[None]:
+def with_summary(lines: Sequence[str]) -> Iterator[None]:
     """Print lines about the data before a UserError of the block; they may be added during it."""
     try:
         yield
     except UserError as error:
-        error.account = (*lines, *error.account)
+        error.summary = (*lines, *error.summary)
         raise
 
 
@@ -60,10 +60,10 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     return "" if nearest is None else f"; did you mean {nearest}?"
 
 
-def account_lines(account: Sequence[str]) -> Iterator[str]:
+def summary_lines(summary: Sequence[str]) -> Iterator[str]:
     """Yield the first lines about the data for a console, and the number of the others."""
-    yield from map(printable, account[:_MAX_ACCOUNT])
-    if (num := len(account) - _MAX_ACCOUNT) > 0:
+    yield from map(printable, summary[:_MAX_SUMMARY])
+    if (num := len(summary) - _MAX_SUMMARY) > 0:
         yield f"  ... and {counted(num, 'more line')}"
 
 

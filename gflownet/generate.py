@@ -1,9 +1,9 @@
-"""python -m gflownet.generate: the command of `gflownet.cli.generate`."""
+"""python -m gflownet.generate: the command of `gflownet.language.generate`."""
 
 import sys
 
-from gflownet.cli.arguments import print_plain_messages
-from gflownet.cli.generate import main
+from gflownet.language.generate import main
+from gflownet.terminal.arguments import print_plain_messages
 
 if __name__ == "__main__":
     print_plain_messages()

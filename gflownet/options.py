@@ -87,16 +87,16 @@ SHARE = Interval(0, 1)
 DECAY = Interval(0, 1, high_open=True)
 
 
-def option(default: Any, help: str, bounds: Interval | None = None, *, may_be_empty: bool = False) -> Any:
+def option(default: Any, help: str, bounds: Interval | None = None) -> Any:
     """Return the dataclass field of an option.
 
     Args:
         default: its value; a list is copied for every config.
         help: one line for --help.
-        bounds: the interval that the number, or every number of the list, has to lie in.
-        may_be_empty: whether a list with bounds may have no entries.
+        bounds: the interval that the number, or every number of the list, has to lie in; a list has entries, unless
+            it has none by default.
     """
-    metadata = {"help": help, "bounds": bounds, "may_be_empty": may_be_empty}
+    metadata = {"help": help, "bounds": bounds}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -113,14 +113,13 @@ class Option:
     group: str  # full key of the dataclass it belongs to, "" at the root
     group_help: str
     bounds: Interval | None = None
-    may_be_empty: bool = False
 
     def check(self, value: Any) -> None:
         """Raise UserError, with the full key, for a number outside the bounds or an empty list that needs entries."""
         if self.bounds is None or value is None:
             return
         entries = value if isinstance(value, Sequence) else [value]
-        if not entries and not self.may_be_empty:
+        if not entries and self.default != []:
             raise UserError(f"{self.key}: expected at least one entry, got []")
         for entry in entries:
             if entry not in self.bounds:
@@ -188,7 +187,6 @@ def find_options(schema: type, prefix: str = "") -> Iterator[Option]:
             default=item.default if item.default_factory is MISSING else item.default_factory(),
             help=item.metadata.get("help", ""),
             bounds=item.metadata.get("bounds"),
-            may_be_empty=item.metadata.get("may_be_empty", False),
             group=prefix.rstrip("."),
             group_help=(schema.__doc__ or "").strip().partition("\n")[0],
         )

@@ -148,13 +148,11 @@ class BuiltIn:
 HIGHER_ROWS: Mapping[str, Mapping[str, BuiltIn]] = {
     "activation": {"rhn": BuiltIn("gflownet.rhn.operation:RHNActivation", "layer of a Recurrent Hyper Network")},
     "environment": {
-        "catalogue": BuiltIn("gflownet.tasks.catalogue_space:CatalogueContext", "graphs listed in a file"),
+        "catalogue": BuiltIn("gflownet.tasks.catalogue:CatalogueContext", "graphs listed in a file"),
         "recurrent_stack": BuiltIn("gflownet.tasks.recurrent_stacks:RecurrentStackContext", "stacks of RNN layers"),
     },
     "operation": {"rhn": BuiltIn("gflownet.rhn.operation:RHN", "layer of a Recurrent Hyper Network over a sequence")},
 }
-# Homes of classes that moved, by the names in graphs of earlier commits.
-_MOVED = {"gflownet.translation.cell_network:CausalConvolution": "gflownet.operations.recurrent:CausalConvolution"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +198,7 @@ class ExtensionPoint:
         if name in self.built_in:
             return self.built_in[name].home
         if is_module_class(name) or name not in (installed := self.installed):
-            return _MOVED.get(name, name)
+            return name
         offers = installed[name]
         if len({offer.home for offer in offers}) > 1:
             packages = " and ".join(offer.package for offer in offers)

@@ -2,8 +2,8 @@
 
 import sys
 
-from gflownet.cli.arguments import print_plain_messages
 from gflownet.cli.store import main
+from gflownet.terminal.arguments import print_plain_messages
 
 if __name__ == "__main__":
     print_plain_messages()

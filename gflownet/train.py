@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gflownet
-from gflownet.cli.arguments import EXIT_SIGNAL, print_plain_messages, run_command
-from gflownet.cli.parser import Command, command_line, help_text, parse
 from gflownet.errors import UserError, error_line
 from gflownet.records.trust import limited, trusting
+from gflownet.run.parser import Command, command_line, help_text, parse
+from gflownet.terminal.arguments import EXIT_SIGNAL, print_plain_messages, run_command
 
 if TYPE_CHECKING:
     from gflownet.run.trainer import GFNTrainer
@@ -78,7 +78,7 @@ def _build(command: Command) -> GFNTrainer | None:
     from gflownet.config import Config, command_config, default_folder, to_yaml
     from gflownet.objectives.config import OBJECTIVES
     from gflownet.run.extensions import check_start, validate
-    from gflownet.run.startup import StartUp
+    from gflownet.terminal.console import StartUp
 
     config = command_config(command.config, command.overrides)
     validate(config)

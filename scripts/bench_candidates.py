@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from gflownet.config import load_config
-from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.candidates.supervised import SupervisedTask
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.learning.sampler import sample_forward
 from gflownet.run.trainer import GFNTrainer
 from gflownet.translation import clear_translation_cache
 from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments

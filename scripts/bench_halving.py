@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from gflownet.config import load_config
-from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.halving import HalvingEvaluator, build_halving
 from gflownet.evaluation.store.evaluations import EvaluationStore
+from gflownet.learning.sampler import sample_forward
 from gflownet.run.trainer import GFNTrainer
 from scripts.bench import Row, at_least, figure, finish, parse_arguments
 
@@ -138,7 +138,7 @@ def compare(search: Search, folder: Path, *, seed: int, seconds: float) -> dict[
         scores = [row.score for row in side.store.top(10_000)]
         metrics = side.evaluator.halving.metrics() if isinstance(side.evaluator, HalvingEvaluator) else {}
         correlation = metrics.get("extrapolation_rank_correlation", float("nan"))
-        num = side.dispatcher.num_evaluated
+        num = side.dispatcher.budget.num_evaluated
         results[name] = Result(num, len(scores), side.seconds, max(scores), correlation)
         side.store.close()
     return results

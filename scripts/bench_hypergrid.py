@@ -28,8 +28,8 @@ from gflownet.envs.slots import HypergridEnv
 from gflownet.policy.mlp import MLPPolicy
 from gflownet.workers.process import keep_freed_memory
 from scripts.bench import Row, at_least, cpu_seconds, figure, finish, interleaved, median_ratio, parse_arguments, skip
+from scripts.bench_sampling import Ours
 from scripts.peers.process import PeerError, PeerProcess, find_environment
-from scripts.sampling_sides import Ours
 
 SIDE, WIDTH, NUM_LAYERS = 8, 256, 2
 CELLS = tuple(product((2, 4), (64, 16), ("sample", "train")))  # dimensions, batch, activity
@@ -50,7 +50,7 @@ def rows_of(*, num_rounds: int, repeats: int) -> list[Row]:
             sides |= {("gfnx", cell): partial(_gfnx_seconds, peer, *cell, repeats) for cell in CELLS}
         interleaved(sides, rounds=1, warm_up=0)
         gc.collect()
-        gc.freeze()  # as in take_turns of sampling_sides.py
+        gc.freeze()  # as in take_turns
         seconds = interleaved(sides, rounds=num_rounds, warm_up=0)
     rows = [
         figure(f"{_label(*cell)}: {side}", 1_000 * median(times), UNITS[cell[2]])

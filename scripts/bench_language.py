@@ -36,8 +36,7 @@ from gflownet.report.architectures import TOP_NAME
 from gflownet.rhn.config import Norm, RHNConfig, StackLayer
 from gflownet.train import main as train
 from scripts.bench import Row, figure, finish, parse_arguments
-from scripts.language_models import Form, from_search, narrow_state, rhn, stack, transformer
-from scripts.language_trials import Results, Trial, Trials
+from scripts.language_models import Form, Results, Trial, Trials, from_search, narrow_state, rhn, stack, transformer
 
 Sides = Mapping[str, Sequence[Form]]
 BUDGETS = "steps", "seconds"
@@ -81,20 +80,18 @@ SEARCHES = {"searched blocks": "auto", "random blocks": "random"}
 def sides_of(num_parameters: int, searched: Path | None) -> Sides:
     """Return the forms of each side."""
     gru, lstm = StackLayer("gru"), StackLayer("lstm")
+    mixed = gru, StackLayer("rhn", rank=2)
     norms: tuple[Norm, ...] = ("dora", "none")
     configs = [RHNConfig(depth=depth, rank=4, norm=norm) for norm in norms for depth in (1, 2)]
     return {
         "RHN": [rhn(num_parameters, config) for config in configs],
         "GRU": [
-            stack(num_parameters, (gru,)),
-            stack(num_parameters, (gru, gru)),
+            *(stack(num_parameters, cells) for cells in ((gru,), (gru, gru))),
             narrow_state(num_parameters, state=64),
         ],
         "LSTM": [stack(num_parameters, (lstm,)), stack(num_parameters, (lstm, lstm))],
         "transformer": [transformer(num_parameters, depth=depth) for depth in (2, 4)],
-        "searched stack": [
-            from_search(searched) if searched else stack(num_parameters, (gru, StackLayer("rhn", rank=2)))
-        ],
+        "searched stack": [from_search(searched) if searched else stack(num_parameters, mixed)],
     }
 
 
@@ -162,16 +159,10 @@ def main() -> int:
     """Run the benchmark and return the exit status."""
     paths = {"stack": "top_architectures.json of a search", "results": "file of the finished trainings"}
     paths["blocks"] = "folder of searches of blocks and their trainings"
-    options = parse_arguments(
-        __doc__,
-        numbers={
-            "trainings": f"of a search of blocks; default: {Plan.num_trainings}",
-            "searches": f"of blocks with each method; default: {Plan.num_searches}",
-        },
-        paths=paths,
-        steps="only equal steps",
-        seconds="only equal CPU seconds",
-    )
+    numbers = {"trainings": f"of a search of blocks; default: {Plan.num_trainings}"}
+    numbers["searches"] = f"of blocks with each method; default: {Plan.num_searches}"
+    budgets = {"steps": "only equal steps", "seconds": "only equal CPU seconds"}
+    options = parse_arguments(__doc__, texts=None, numbers=numbers, paths=paths, **budgets)
     torch.set_num_threads(1)
     plan = QUICK if options.quick else Plan(num_parameters=200_000) if options.blocks else Plan()
     given = {"num_trainings": options.trainings, "num_searches": options.searches}

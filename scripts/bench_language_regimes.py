@@ -36,8 +36,7 @@ from gflownet.rhn.config import RHNConfig, StackLayer
 from gflownet.training.optimisers import Adam
 from gflownet.training.steps import Steps
 from scripts.bench import Row, figure, finish, parse_arguments
-from scripts.language_models import Form, narrow_state, rhn, stack, transformer
-from scripts.language_trials import Results, Trials
+from scripts.language_models import Form, Results, Trials, narrow_state, rhn, stack, transformer
 
 IGNORED = -100  # target of a position that is not scored, as in torch's cross_entropy
 _MAX_GRADIENT_NORM = 1.0
@@ -63,7 +62,9 @@ def permutation_task(num_items: int, length: int) -> Task:
     elements = list(permutations(range(num_items)))
     index = {element: number for number, element in enumerate(elements)}
     swaps = list(combinations(range(num_items), 2))
-    table = torch.tensor([[index[_swapped(element, *swap)] for swap in swaps] for element in elements])
+    # places after each swap of two items
+    orders = [[{i: j, j: i}.get(place, place) for place in range(num_items)] for i, j in swaps]
+    table = torch.tensor([[index[tuple(each[place] for place in order)] for order in orders] for each in elements])
 
     def draw(rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         tokens = torch.randint(len(swaps), (rows, length), generator=generator)
@@ -75,12 +76,6 @@ def permutation_task(num_items: int, length: int) -> Task:
 
     name = f"products of transpositions of {num_items} items"
     return Task(name, draw, max(len(elements), len(swaps)), length, (length, 4 * length))
-
-
-def _swapped(element: tuple[int, ...], first: int, second: int) -> tuple[int, ...]:
-    items = list(element)
-    items[first], items[second] = items[second], items[first]
-    return tuple(items)
 
 
 def recall_task(num_keys: int, num_pairs: int) -> Task:

@@ -27,10 +27,9 @@ from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.network import RecurrentNetwork, RecurrentStack
 from gflownet.rhn.serving import prefill
-from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from gflownet.rhn.serving.requests import FinishEvent, Request
 from gflownet.rhn.serving.sampling import SamplingParams
-from gflownet.rhn.serving.scheduler import SchedulerConfig
 from scripts.bench import Row, at_least, at_most, cpu_seconds, figure, finish, parse_arguments
 from scripts.rhn_sides import CASES
 

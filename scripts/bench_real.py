@@ -28,7 +28,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, redirect_stdout
 from dataclasses import asdict, dataclass
-from itertools import count, product
+from functools import cache
+from itertools import count, pairwise, product
 from pathlib import Path
 from statistics import mean, stdev
 from time import process_time
@@ -39,11 +40,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 from scipy.stats import t as student
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
 
 from gflownet.config import load_config
 from gflownet.envs.slots import SlotEnv
+from gflownet.evaluation.data.datasets import load_splits
+from gflownet.evaluation.data.examples import Split
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.job import TEST_METRIC, Request
+from gflownet.evaluation.presentation import references_of
+from gflownet.evaluation.statistics import hypervolume, non_dominated
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
@@ -52,13 +59,87 @@ from gflownet.files import write_whole
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.report.architectures import TOP_NAME
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.loop import round_size
 from gflownet.train import main as train
 from scripts.bench import Row, at_least, figure, finish, parse_arguments
-from scripts.real_problems import MODULE_PLACES, PLACES
+
+# Settings of the training script: the configuration of task=choices.
+PLACES = {
+    "depth": [1, 2, 3],
+    "features": [4, 8, 12, 16],
+    "kernel": [3, 5, 7, 9],
+    "norm": ["none", "batch"],
+    "activation": ["relu", "tanh", "gelu"],
+    "optimizer": ["sgd", "adam"],
+    "lr": [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1],
+    "batch": [25, 50, 100, 200],
+    "dropout": [0.0, 0.1, 0.3],
+}
+# Settings of the module alone.
+MODULE_PLACES = {name: PLACES[name] for name in ("depth", "features", "kernel", "norm", "activation", "dropout")}
+_NUM_EPOCHS = 3
+_SPLIT_SEED = 0
+_ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
+
+
+def slant() -> tuple[np.ndarray, np.ndarray]:
+    """Return handwritten digits [1797, 64] and their slants [1797]: the correlation of x and y, weighted by ink."""
+    pixels = np.asarray(load_digits(return_X_y=True)[0])
+    y, x = (places.ravel() - 3.5 for places in np.mgrid[:8, :8])
+    ink = pixels / pixels.sum(1, keepdims=True)
+    dx, dy = x - (ink @ x)[:, None], y - (ink @ y)[:, None]
+    return pixels, (ink * dx * dy).sum(1) / np.sqrt((ink * dx**2).sum(1) * (ink * dy**2).sum(1))
+
+
+def score(choices: Mapping[str, Any], seed: int) -> float:
+    """Return the validation accuracy of a training on MNIST-1D."""
+    return _accuracy(_trained(choices, seed), _signals()[1])
+
+
+def test(choices: Mapping[str, Any], seed: int) -> float:
+    """Return the test accuracy of a training on MNIST-1D."""
+    return _accuracy(_trained(choices, seed), _signals()[2])
+
+
+def _trained(choices: Mapping[str, Any], seed: int) -> nn.Module:
+    torch.manual_seed(seed % 2**63)
+    model, (inputs, targets) = module(choices), _signals()[0]
+    optimizer: Any = torch.optim.Adam if choices["optimizer"] == "adam" else torch.optim.SGD
+    momentum = {} if choices["optimizer"] == "adam" else {"momentum": 0.9}
+    steps = optimizer(model.parameters(), lr=choices["lr"], **momentum)
+    for _ in range(_NUM_EPOCHS):
+        for rows in torch.randperm(len(targets)).split(choices["batch"]):
+            steps.zero_grad()
+            nn.functional.cross_entropy(model(inputs[rows]), targets[rows]).backward()
+            steps.step()
+    return model.eval()
+
+
+def module(choices: Mapping[str, Any]) -> nn.Module:
+    """Return the untrained network of some settings."""
+    kernel, layers = choices["kernel"], []
+    for sources, targets in pairwise([1, *[choices["features"]] * choices["depth"]]):
+        layers.append(nn.Conv1d(sources, targets, kernel, stride=2, padding=kernel // 2))
+        layers += [nn.BatchNorm1d(targets)] if choices["norm"] == "batch" else []
+        layers.append(_ACTIVATIONS[choices["activation"]]())
+    width = choices["features"] * -(-40 // 2 ** choices["depth"])
+    return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(choices["dropout"]), nn.Linear(width, 10))
+
+
+def _accuracy(model: nn.Module, examples: tuple[Tensor, Tensor]) -> float:
+    inputs, targets = examples
+    with torch.no_grad():
+        return float((model(inputs).argmax(1) == targets).float().mean())
+
+
+@cache
+def _signals() -> list[tuple[Tensor, Tensor]]:
+    """Return inputs [N, 1, 40] and classes [N] of training, validation and test."""
+    splits = load_splits("mnist1d", key="task", seed=_SPLIT_SEED)
+    return [(part.inputs, part.targets) for part in splits if isinstance(part, Split)]
+
 
 NUM_TRAININGS, NUM_SEEDS, NUM_FRESH = 60, 4, 5
 QUICK_TRAININGS, QUICK_SEEDS = 8, 1
@@ -69,7 +150,7 @@ FRONT_TRAININGS, FRONT_SEEDS = 100, 6
 EVOLUTION = ("search.options.population=15", "search.options.tournament=5")
 COMMON = ("wandb.mode=disabled", "evaluation.executor=inline", "final.num_random=0", "print_every=1000")
 FRESH_REPEAT = 2_000_000  # the seeds after it are those of no run
-_HERE = "scripts.real_problems"
+_HERE = "scripts.bench_real"
 _TABLES = Path(__file__).resolve().parent.parent / "tests" / "data"
 PROBLEMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mnist1d": (
@@ -232,7 +313,7 @@ def trained(components: GFNTrainer, graphs: Sequence[Any], num: int = 1, *, firs
     """Return the rows of new trainings of each candidate, with test scores."""
     requests = [Request(graph, repeat=first + number, tests=True) for graph in graphs for number in range(num)]
     with components.build_executor() as executor, closing(components.build_evaluator(NoStore(), executor)) as each:
-        return [ticket.record for ticket in each.complete(requests, step=0)]
+        return [future.record for future in each.complete(requests, step=0)]
 
 
 def tested(row: EvaluationRecord) -> float:
@@ -264,7 +345,7 @@ def reference_rows(problem: str) -> Iterator[Row]:
     config, overrides = problem_of(problem, 0, is_front=False)
     with tempfile.TemporaryDirectory() as folder:
         task = GFNTrainer(load_config(config, [*overrides, f"log_dir={folder}/run"])).task
-    for reference in task.references(seeds=range(FRESH_REPEAT, FRESH_REPEAT + NUM_FRESH)):
+    for reference in references_of(task, seeds=range(FRESH_REPEAT, FRESH_REPEAT + NUM_FRESH)):
         yield figure(f"{problem}: {reference.name}", mean(reference.test or [0.0]), "test")
 
 

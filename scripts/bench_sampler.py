@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import gflownet
-from gflownet.data.sampler import uniform_states
 from gflownet.files import write_whole
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.states import GraphStates
 from gflownet.run.sampling import RestoredPolicy, restore
 from gflownet.search.proposals import distinct, mutations, unknown_mask

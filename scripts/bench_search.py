@@ -25,14 +25,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gflownet.cli.console import make_console
-from gflownet.cli.interrupts import stop_signals
-from gflownet.comparison.plan import Job, Plan, read_methods
+from gflownet.cli.comparison import Job, Plan, read_methods
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.files import parse_json
 from gflownet.report.compared.figures import estimate_of, paired_difference
 from gflownet.report.page import read_run
 from gflownet.run.trainer import GFNTrainer
+from gflownet.terminal.console import make_console
+from gflownet.terminal.interrupts import stop_signals
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
 from scripts.surrogate_ranks import NUM_SEEDS, rank_rows
 

@@ -20,7 +20,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -30,11 +29,10 @@ from torch import Tensor
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
 from gflownet.rhn.serving.cache import CacheManager
-from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from gflownet.rhn.serving.generation import Stream
 from gflownet.rhn.serving.requests import Request
 from gflownet.rhn.serving.sampling import SamplingParams
-from gflownet.rhn.serving.scheduler import SchedulerConfig
 from scripts.bench import Row, at_least, cpu_seconds, figure, finish, interleaved, median_ratio, parse_arguments
 from scripts.rhn_sides import CASES, materialised
 
@@ -42,35 +40,31 @@ VOCABULARY = 256
 Read = Callable[[Request], Request]
 
 
-class Loop(Protocol):
+class Loop:
     """An endless sequence of serving steps."""
 
     def prepare(self) -> None:
-        """Do the work that is not timed, because a server does it in other threads."""
+        """Do the work that is not timed, because a server does it in other threads; by default none."""
 
     def step(self) -> int:
         """Do one step and return the number of prompt and answer tokens that it read."""
-        ...
+        raise NotImplementedError
 
 
-def even_requests(params: SamplingParams) -> Iterator[Request]:
-    """Yield prompts of 8 to 32 tokens with answers of 16 to 64."""
+def endless_requests(params: SamplingParams, *, is_even: bool = True) -> Iterator[Request]:
+    """Yield prompts of 8 to 32 tokens with answers of 16 to 64.
+
+    Else prompts of 8 tokens with answers of Pareto lengths: exponent 1.5, 8 to 256 tokens.
+    """
     rng = random.Random(0)
     while True:
-        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(8, 32))]
-        yield Request(prompt, replace(params, max_tokens=rng.randint(16, 64), seed=rng.getrandbits(32)))
-
-
-def heavy_tailed_requests(params: SamplingParams) -> Iterator[Request]:
-    """Yield prompts of 8 tokens with answers of Pareto lengths: exponent 1.5, 8 to 256 tokens."""
-    rng = random.Random(0)
-    while True:
-        length = min(256, int(8 * rng.paretovariate(1.5)))
-        prompt = [rng.randrange(VOCABULARY) for _ in range(8)]
+        length = 0 if is_even else min(256, int(8 * rng.paretovariate(1.5)))
+        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(8, 32) if is_even else 8)]
+        length = length or rng.randint(16, 64)
         yield Request(prompt, replace(params, max_tokens=length, seed=rng.getrandbits(32)))
 
 
-class Ideal:
+class Ideal(Loop):
     """The model's step alone, with every row in use."""
 
     def __init__(self, model: LanguageModel, rows: int) -> None:
@@ -79,16 +73,13 @@ class Ideal:
         self._tokens = torch.randint(VOCABULARY, (rows,), generator=generator)
         self._state = torch.randn(layers, rows, width, generator=generator)
 
-    def prepare(self) -> None:
-        """Do nothing."""
-
     def step(self) -> int:
         """Read the same tokens again."""
         self._model.step(self._tokens, self._state, None)
         return len(self._tokens)
 
 
-class Continuous:
+class Continuous(Loop):
     """An engine whose queue is never empty; `before` is applied to each submitted request, inside the timed step."""
 
     def __init__(
@@ -187,7 +178,7 @@ def separate_prefill(model: RHNDecoder) -> Read:
     return read
 
 
-class Sequential:
+class Sequential(Loop):
     """One request after the other; a step is one whole answer."""
 
     def __init__(self, model: LanguageModel, requests: Iterator[Request]) -> None:
@@ -224,7 +215,7 @@ def main() -> int:
     if not options.quick:
         for slots in SLOTS:
             rows += serving_rows("S", networks["S"], slots, rounds=rounds, has_goals=False)
-    rows += sequential_rows("M", networks["M"], rounds=max(4, rounds // 4))
+    rows.append(sequential_row("M", networks["M"], rounds=max(4, rounds // 4)))
     rows.append(static_row("S", networks["S"], num_batches=2 if options.quick else 8))
     return finish(rows, json_path=options.json)
 
@@ -264,17 +255,14 @@ def serving_rows(name: str, network: RHN, slots: int, *, rounds: int, has_goals:
     model = RHNDecoder(network)
     loops: dict[str, Loop] = {
         "ideal": Ideal(model, slots),
-        "slots": Continuous(model, slots, even_requests(GREEDY)),
-        "dictionary": Continuous(model, slots, even_requests(GREEDY), cache=DictionaryCache),
-        "sampled": Continuous(model, slots, even_requests(SAMPLED)),
-        "separate prefill": Continuous(model, slots, even_requests(GREEDY), before=separate_prefill(model)),
+        "slots": Continuous(model, slots, endless_requests(GREEDY)),
+        "dictionary": Continuous(model, slots, endless_requests(GREEDY), cache=DictionaryCache),
+        "sampled": Continuous(model, slots, endless_requests(SAMPLED)),
+        "separate prefill": Continuous(model, slots, endless_requests(GREEDY), before=separate_prefill(model)),
     }
     timed = {side: partial(token_rate, loop, 4) for side, loop in loops.items()}
     token_rates = interleaved(timed, rounds=rounds, warm_up=2)
-    share, gain = (
-        median_ratio(token_rates["slots"], token_rates["ideal"]),
-        median_ratio(token_rates["slots"], token_rates["dictionary"]),
-    )
+    share, gain = (median_ratio(token_rates["slots"], token_rates[side]) for side in ("ideal", "dictionary"))
     at, least_share, least_gain = f"{name}, {slots} slots", *((0.9, 1.1) if has_goals else (None, None))
     return [
         figure(f"{at}: serving", median(token_rates["slots"]), "tokens/s"),
@@ -287,22 +275,24 @@ def serving_rows(name: str, network: RHN, slots: int, *, rounds: int, has_goals:
     ]
 
 
-def sequential_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
+def sequential_row(name: str, network: RHN, *, rounds: int) -> Row:
     """Return the rate of 32 slots over the rate of sequential answers."""
     model = RHNDecoder(network)
-    continuous = Continuous(model, 32, even_requests(GREEDY))
-    sequential = Sequential(model, even_requests(GREEDY))
-    timed = {"continuous": partial(token_rate, continuous, 3), "sequential": partial(token_rate, sequential, 3)}
-    token_rates = interleaved(timed, rounds=rounds, warm_up=2)
-    gain = median_ratio(token_rates["continuous"], token_rates["sequential"])
-    return [at_least(f"{name}, 32 slots: times sequential", gain, "x", 5)]
+    continuous = Continuous(model, 32, endless_requests(GREEDY))
+    loops = {"continuous": continuous, "sequential": Sequential(model, endless_requests(GREEDY))}
+    timed = {side: partial(token_rate, loop, 3) for side, loop in loops.items()}
+    rates = interleaved(timed, rounds=rounds, warm_up=2)
+    return at_least(f"{name}, 32 slots: times sequential", median_ratio(*rates.values()), "x", 5)
 
 
 def static_row(name: str, network: RHN, *, num_batches: int) -> Row:
     """Return the rate of 32 slots over the rate of static batches, over all tokens and seconds."""
     model = RHNDecoder(network)
-    static = Static(model, 32, heavy_tailed_requests(GREEDY))
-    loops: dict[str, Loop] = {"static": static, "continuous": Continuous(model, 32, heavy_tailed_requests(GREEDY))}
+    static = Static(model, 32, endless_requests(GREEDY, is_even=False))
+    loops: dict[str, Loop] = {
+        "static": static,
+        "continuous": Continuous(model, 32, endless_requests(GREEDY, is_even=False)),
+    }
     seconds, num_tokens = dict.fromkeys(loops, 0.0), dict.fromkeys(loops, 0)
     while True:
         for side, loop in loops.items():

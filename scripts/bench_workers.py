@@ -33,15 +33,15 @@ import torch
 from torch import Tensor
 
 from gflownet.config import load_config
-from gflownet.data.config import ReplayConfig, WorkersConfig
-from gflownet.data.replay import ReplayBuffer
-from gflownet.data.rollouts import MergedPolicyCalls, worker_samples
-from gflownet.data.sampler import Exploration
-from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.learning.config import ReplayConfig, WorkersConfig
+from gflownet.learning.replay import ReplayBuffer
+from gflownet.learning.rollouts import MergedPolicyCalls, worker_samples
+from gflownet.learning.sampler import Exploration
+from gflownet.learning.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import Policy, PolicyFunction
@@ -53,7 +53,7 @@ from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.workers import Endpoint, ProxyServer, Served
 from gflownet.workers.pool import WorkerPool
 from gflownet.workers.process import WorkerInfo, keep_freed_memory
-from gflownet.workers.transport import CPU, BufferTransport, PickleTransport, Transport
+from gflownet.workers.transport import CPU, Transport
 from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, parse_arguments
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 
@@ -64,8 +64,8 @@ POLICIES: Mapping[str, type[Policy]] = {
 BUFFERS, PICKLES = "buffers", "pickles"
 BUFFER_BYTES = 4_000_000
 TRANSPORTS: Mapping[str, Callable[[], Transport]] = {
-    BUFFERS: lambda: BufferTransport(BUFFER_BYTES),
-    PICKLES: PickleTransport,
+    BUFFERS: lambda: Transport(BUFFER_BYTES),
+    PICKLES: lambda: Transport(None),
 }
 BATCH_SIZE, MAX_NODES, NUM_ACTIONS = 64, 7, 12
 MODEL = ModelConfig(num_layers=3, num_emb=64)

@@ -31,7 +31,6 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.cli.arguments import positive_integer
 from gflownet.config import Config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
@@ -43,6 +42,7 @@ from gflownet.evaluation.task import Cost
 from gflownet.files import write_whole
 from gflownet.graphs.canonical import Candidate
 from gflownet.run.trainer import GFNTrainer
+from gflownet.terminal.arguments import positive_integer
 
 HASH_LENGTH = 19  # g1- and 64 bits: two of 10,000 candidates share them with a probability of 3e-12
 NUM_QUICK = 24  # candidates of a quick recording
@@ -142,9 +142,9 @@ def evaluated(dispatcher: Dispatcher, candidates: Sequence[Candidate], repeat: i
     for first in range(0, len(candidates), _CHUNK):
         chunk = candidates[first : first + _CHUNK]
         requests = [Request(candidate, repeat=repeat, fidelity=fidelity, tests=True) for candidate in chunk]
-        tickets = dispatcher.complete(requests, step=0)
+        futures = dispatcher.complete(requests, step=0)
         dispatcher.flush()
-        records += [ticket.record for ticket in tickets if ticket.record is not None]
+        records += [future.record for future in futures if future.record is not None]
         seconds = time.monotonic() - start
         print(f"seed {repeat}: {len(records)} of {len(candidates)} candidates | {seconds:.0f} s", flush=True)
     return records

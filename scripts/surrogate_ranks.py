@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gflownet.config import load_config
-from gflownet.data.sampler import uniform_states
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.config import SurrogateConfig

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gflownet.envs.cell_design import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_OPERATIONS, read_design
 from gflownet.envs.cell_networks import Cell
+from gflownet.envs.cells import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_OPERATIONS, read_design
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.recorded_tables import Table, limits_of, listed, means
@@ -62,7 +62,6 @@ class _Column:
 
     name: str
     values: Mapping[str, float]  # by cell; cells without a value are left out
-    target: float = 1.0  # value with utility 1/2
 
 
 class CellsTask(GFNTask):
@@ -86,12 +85,14 @@ class CellsTask(GFNTask):
             self._keys = self._identities()
             costs = [name for name in self._table.names if name not in _IDENTITY and not _is_accuracy(name)]
             self.objectives = (ACCURACY, *costs, *self._short_names(config))
+            self.costs = dict.fromkeys(self.objectives[1:], 1.0)
         super().__init__(config)
         self.scores = self._accuracies("column")
         self.test_scores = self._accuracies("test_column") if options.test_column else {}
         targets = limits_of(options.targets, key="task_options.targets")
         costs = [name for name in self.measured_objectives if name != ACCURACY]
-        self._objectives = {name: self._costs(name, _option_of(name, config), targets.get(name)) for name in costs}
+        self._objectives = {name: self._costs(name, _option_of(name, config)) for name in costs}
+        self.costs = {name: median(each.values.values()) or 1.0 for name, each in self._objectives.items()} | targets
         unused = [name for name in targets if name not in costs]
         if unused:
             raise UserError(f"task_options.targets: expected some of {listed(costs) or 'none'}, got {unused[0]!r}")
@@ -132,10 +133,6 @@ class CellsTask(GFNTask):
     def all_test_scores(self) -> Sequence[float]:
         """Return the accuracies in the test column, as `all_scores`."""
         return () if self._caps else [*self.test_scores.values()]
-
-    def utility(self, objective: str, value: float) -> float:
-        """Return the accuracy itself, or 1 / (1 + value / target) of a cost: 1/2 at its target."""
-        return value if objective == ACCURACY else 1 / (1 + value / self._objectives[objective].target)
 
     def refusal(self, graph: Assignment | ColouredGraph) -> str | None:
         """Return the cap that a cell exceeds, or the first value that the table does not have for it."""
@@ -189,7 +186,7 @@ class CellsTask(GFNTask):
             )
         return {cell: value / full for cell, value in means(self._keys, column).items()}
 
-    def _costs(self, name: str, key: str, target: float | None = None) -> _Column:
+    def _costs(self, name: str, key: str) -> _Column:
         """Return a column of costs by its full or short name."""
         full_name = self._full_name(name, key)
         if _is_accuracy(full_name):
@@ -197,7 +194,7 @@ class CellsTask(GFNTask):
         values = means(self._keys, self._table.numbers(full_name, key=key))
         if not values:
             raise UserError(f"{key}: expected numbers in column {full_name}, got none")
-        return _Column(full_name, values, target or median(values.values()) or 1.0)
+        return _Column(full_name, values)
 
     def _optional(self, name: str) -> Mapping[str, float]:
         """Return a column by its short name, an empty one where the table has none, or several that fit."""
@@ -215,12 +212,8 @@ class CellsTask(GFNTask):
 
     def _full_name(self, name: str, key: str) -> str:
         name = name if name in self._table.names else _ALIASES.get(name, name)
-        return self._table.named(name, prefix=self._data_set, key=key)
-
-    @property
-    def _data_set(self) -> str:
-        """Return the part of the score's column before the first underscore."""
-        return str(self.options.column).partition("_")[0]
+        data_set = str(self.options.column).partition("_")[0]
+        return self._table.named(name, prefix=data_set, key=key)
 
     def _identities(self) -> list[str]:
         """Return the key of the cell of every row, see `_identity`.

@@ -11,7 +11,8 @@ from gflownet.evaluation.candidates.supervised import Splits, SupervisedTask
 from gflownet.evaluation.candidates.trainer import Split
 from gflownet.evaluation.data.datasets import MAX_GREY_VALUE, images_and_digits, split
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays
-from gflownet.evaluation.task import Reference, soft_size_objective
+from gflownet.evaluation.presentation import Reference
+from gflownet.evaluation.task import soft_size_objective
 
 if TYPE_CHECKING:
     from sklearn.neural_network import MLPClassifier

@@ -20,7 +20,7 @@ from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.data.checks import with_shaped_targets
 from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import IGNORED, Split, Splits
-from gflownet.evaluation.task import ReferenceMethod
+from gflownet.evaluation.presentation import ReferenceMethod
 from gflownet.options import NOT_NEGATIVE, option
 from gflownet.translation.array_inputs import ArrayInputs
 
@@ -135,7 +135,7 @@ def as_images(splits: Splits, *, source: str) -> Splits:
         )
     if source.endswith(".npz") and splits.layout is None and len(shape) == 3 and shape[0] == 1 and shape[1] != shape[2]:
         words = f"grey images of {shape[1]} x {shape[2]}; task_options.layout=signal reads {shape[1:]} as a signal"
-        return replace(splits, account=(*splits.account, words))
+        return replace(splits, summary=(*splits.summary, words))
     return splits
 
 
@@ -145,11 +145,11 @@ def as_signals(splits: Splits) -> Splits:
         return replace(splits, layout="signal")
     splits = splits.changed(_without_channel if splits.train.example.ndim == 3 else _with_channel, layout="signal")
     arrays = splits.arrays if splits.columns is None else ArrayInputs(splits.columns.target)
-    about = set() if splits.columns is None else {*splits.columns.account()}
+    about = set() if splits.columns is None else {*splits.columns.summary()}
     channels, size = splits.train.example.shape
     words = f"signals of {channels} x {size} values" + "; for [N, T, C], x.transpose(0, 2, 1)" * (channels > size)
-    account = (*(line for line in splits.account if line not in about), words)
-    return replace(splits, columns=None, arrays=arrays, account=account)
+    summary = (*(line for line in splits.summary if line not in about), words)
+    return replace(splits, columns=None, arrays=arrays, summary=summary)
 
 
 def as_sequences(splits: Splits, *, layout: str, source: str) -> Splits:
@@ -181,8 +181,8 @@ def _ends_with_channels(example: Tensor) -> bool:
 
 
 def _with_channels_first(splits: Splits, noun: str) -> Splits:
-    account = (*splits.account, f"{noun} {list(splits.train.example.shape)}: the last axis is that of channels")
-    return splits.changed(lambda part: replace(part, inputs=part.inputs.movedim(-1, 1).contiguous()), account=account)
+    summary = (*splits.summary, f"{noun} {list(splits.train.example.shape)}: the last axis is that of channels")
+    return splits.changed(lambda part: replace(part, inputs=part.inputs.movedim(-1, 1).contiguous()), summary=summary)
 
 
 def _with_channel(part: Split) -> Split:

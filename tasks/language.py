@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -34,19 +34,14 @@ from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import short_name
 from gflownet.options import AT_LEAST_ONE, POSITIVE, Interval, option
-from gflownet.rhn.cell_network import (
-    CHECKED_LENGTH,
-    CellConfig,
-    CellNetwork,
-    check_causal,
-    fit_cell_parameters,
-    largest_cell,
-    num_cell_parameters,
-)
+from gflownet.rhn.cell_network import CellConfig, CellLayer, CellNetwork, largest_cell, num_cell_parameters
 from gflownet.rhn.checkpoint import description_of
 from gflownet.rhn.config import StackConfig, read_stack, stack_words
 from gflownet.rhn.network import RecurrentNetwork, RecurrentStack, fit_parameters, num_parameters
 from gflownet.training.random_states import seeded
+from gflownet.training.steps import evaluating
+from gflownet.translation.graph_summary import GraphSummary, summary
+from gflownet.translation.model import to_pytorch_model
 
 ENVIRONMENTS = ("recurrent_stack", "computation_graph", "choices")
 Candidate = Assignment | ComputationGraph  # a stack or blocks, or a cell
@@ -54,6 +49,11 @@ Candidate = Assignment | ComputationGraph  # a stack or blocks, or a cell
 _BLOCK = re.compile(r"block(\d+)")
 _DEPTH, _REPEAT, _WEIGHTS, _SHARED = "depth", "repeat", "weights", "shared"
 _CHECKED_WIDTHS = 16, 17, 1  # of blocks when they are checked: the budget of parameters sets the width
+# Sequences on which blocks are checked: their number, and the lengths of the parts in which they are read.
+_CHECKED_ROWS, _CHECKED_PARTS = 2, (5, 1, 7)
+_CHECKED_LENGTH = sum(_CHECKED_PARTS)
+_CHECKED_NOISE = 0.1  # in weights
+_TOLERANCE = 1e-4
 _FLOAT_BYTES = 4
 # Points of the learning curve of a full training.
 _CURVE_POINTS = 8
@@ -285,7 +285,7 @@ class LanguageTask(GFNTask):
         for name, steps in self._steps.items():
             try:
                 of_widths = [block_graph(steps, width) for width in _CHECKED_WIDTHS]
-                longer = block_graph(steps, _CHECKED_WIDTHS[0], length=CHECKED_LENGTH)
+                longer = block_graph(steps, _CHECKED_WIDTHS[0], length=_CHECKED_LENGTH)
                 check_causal(ComputationGraph.from_dict(of_widths[0]), longer=ComputationGraph.from_dict(longer))
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"task_options.blocks.{name}: {error}") from None
@@ -404,3 +404,58 @@ def _names(graph: ComputationGraph, order: list[int]) -> dict[int, str]:
     return names | {
         node_id: letters[place] if place < len(letters) else f"n{place}" for place, node_id in enumerate(hidden)
     }
+
+
+def fit_cell_parameters(config: CellConfig, budget: int) -> CellConfig:
+    """Return the network of cells with the width for which the number of parameters is nearest to `budget`.
+
+    The widths of all neurons are scaled by the same factor, and rounded.
+    """
+    low = largest_cell(lambda width: _scaled(config, width), budget)
+    both = low, _scaled(config, low.width + 1)
+    return min(both, key=lambda candidate: abs(num_cell_parameters(candidate) - budget))
+
+
+def _scaled(config: CellConfig, width: int) -> CellConfig:
+    """Return the network of a width."""
+    factor = width / config.width
+    return replace(config, blocks={name: _scaled_graph(graph, factor) for name, graph in config.blocks.items()})
+
+
+def _scaled_graph(graph: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    nodes = [{**node, "output_size": max(1, round(node["output_size"] * factor))} for node in graph["nodes"]]
+    return {**graph, "nodes": nodes}
+
+
+def check_causal(graph: ComputationGraph, *, longer: ComputationGraph) -> None:
+    """Check that a block reads sequences in parts, with its state, as it reads them at once: it sees no later position.
+
+    Args:
+        graph: of the block, on a sequence [1, W].
+        longer: of the same block on a sequence of _CHECKED_LENGTH positions, without which one that lacks its state
+            would pass.
+
+    Raises:
+        ValueError: another result, or a model that cannot be built.
+    """
+    (shape,) = cast(GraphSummary, summary(graph)).inputs
+    with seeded(0), torch.no_grad():
+        layer = CellLayer(graph, shape.channels, CellConfig.epsilon)
+        for parameter in layer.parameters():  # some start at zero, without effect
+            parameter.add_(_CHECKED_NOISE * torch.randn_like(parameter))
+        x = torch.randn(_CHECKED_ROWS, _CHECKED_LENGTH, shape.channels)
+    with evaluating(layer), torch.no_grad():
+        whole, state, parts = layer(x, None)[0], None, []
+        if not layer.slots:  # the layer reads every position alone
+            at_once = to_pytorch_model(longer).eval()
+            at_once.load_state_dict(layer.cell.state_dict())
+            whole = x + at_once(layer.norm(x))
+        for part in x.split(_CHECKED_PARTS, 1):
+            y, state = layer(part, state)
+            parts.append(y)
+    error = float((torch.cat(parts, 1) - whole).abs().max())
+    if not error <= _TOLERANCE:
+        raise ValueError(
+            "expected a causal block with carry, whose outputs do not change with later positions, got outputs of a "
+            f"sequence in parts that differ by {error:.2g}"
+        )

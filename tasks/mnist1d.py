@@ -10,7 +10,7 @@ from gflownet.evaluation.candidates.references import classifier_or_regressor, e
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.data.datasets import load_splits
 from gflownet.evaluation.data.examples import Splits
-from gflownet.evaluation.task import ReferenceMethod
+from gflownet.evaluation.presentation import ReferenceMethod
 
 
 class MNIST1DTask(TensorTask):

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from gflownet.envs.cell_design import read_design
-from gflownet.envs.cells import sizes_of
+from gflownet.envs.cells import read_design, sizes_of
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import Cost

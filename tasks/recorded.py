@@ -49,7 +49,7 @@ class RecordedConfig:
     )
     input_sizes: list[Any] = option([], "widths or shapes of the inputs, such as [64] or [[1, 40]], where needed")
     input_layout: str = option("", "meaning of their axes: sequence, signal, image or volume; empty: by their number")
-    output_sizes: list[int] = option([], "widths of the outputs", AT_LEAST_ONE, may_be_empty=True)
+    output_sizes: list[int] = option([], "widths of the outputs", AT_LEAST_ONE)
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,18 @@ Letters: B states, N places, D maximum number of layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gflownet.envs.choice_places import Place, Places
+from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.config import EnvConfig, RecurrentStackConfig
-from gflownet.envs.slots import SlotEnv
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Rule, Rules
-from gflownet.mdp.states import UNSET, Attribute, GraphStates
+from gflownet.mdp.states import GraphStates
 
 RHN, REPEAT = "rhn", "repeat"
 CELLS = (RHN, "gru", "lstm")
@@ -29,8 +31,10 @@ NOTHING = "none"  # shown for a place that the architecture does not have
 WIDTH, RANK, RATIO = "width", "rank", "ratio"
 
 
-class RecurrentStackEnv(SlotEnv):
+class RecurrentStackEnv(ChoicesEnv):
     """Stacks of 1 to `max_depth` layers; a layer is added when the previous one is complete.
+
+    The places are those of `choices`; this class has the order, which conditions on values do not express.
 
     Raises:
         ValueError: an option with an invalid value.
@@ -38,24 +42,18 @@ class RecurrentStackEnv(SlotEnv):
 
     def __init__(self, config: RecurrentStackConfig) -> None:
         check_choices(config)
-        self.choices = choices_of(config)
-        values = tuple(dict.fromkeys(value for options in self.choices.values() for value in options))
-        super().__init__(tuple(self.choices), Attribute("choice", values))
-        self._allowed = torch.tensor([[value in options for value in values] for options in self.choices.values()])
+        choices = choices_of(config)
+        super().__init__(Places(tuple(Place(*item) for item in choices.items())), attribute="choice", absent=NOTHING)
         # [N] layer of each place from 0, -1 for places of the whole stack
-        self._layer = torch.tensor([int(name.rstrip("]").partition("[")[2] or 0) - 1 for name in self.choices])
+        self._layer = torch.tensor([int(name.rstrip("]").partition("[")[2] or 0) - 1 for name in choices])
         # [N] bool, places of the cell of a layer, of sizes of all RHN layers
-        self._is_cell = torch.tensor([name.startswith("cell") for name in self.choices])
-        self._is_of_rhn = torch.tensor([name in (RANK, RATIO) for name in self.choices])
+        self._is_cell = torch.tensor([name.startswith("cell") for name in choices])
+        self._is_of_rhn = torch.tensor([name in (RANK, RATIO) for name in choices])
         self._cells = self._is_cell.nonzero().squeeze(1)  # [D] places of the cells
 
-    def shown(self, position: int) -> str:
-        """Return the value at a position, `NOTHING` for an empty place."""
-        return NOTHING if position == UNSET else str(self.values[position])
-
-    def position(self, value: int | str) -> int:
-        """Return the position of a shown value in the vocabulary, UNSET for an empty place."""
-        return UNSET if value == NOTHING else super().position(value)
+    def offered(self, place: int) -> tuple[Sequence[int], Sequence[Any]]:
+        positions = sorted(super().offered(place)[0])  # in the order of the vocabulary
+        return positions, [self.values[position] for position in positions]
 
     def forward_rules(self, states: GraphStates) -> Rules:
         filled, needed, depth = self.filled(states), self._needed(states), self._depth(states)
@@ -67,7 +65,6 @@ class RecurrentStackEnv(SlotEnv):
                 Rule("a choice is missing", ~is_missing[:, :, None]),
                 Rule("a stack has at least one layer", (depth > 0)[:, :, None]),
                 Rule("a choice was made that this stack does not have", (filled == needed).all(1)[:, None, None]),
-                Rule("a place has a value of another one", self._has_own_values(states)),
             ],
             Kind.SetNodeAttr: [
                 Rule("the place is taken", ~filled[:, :, None]),
@@ -104,12 +101,6 @@ class RecurrentStackEnv(SlotEnv):
         whole = torch.where(self._is_of_rhn, is_rhn.any(1, keepdim=True), True)
         per_layer = torch.where(self._is_cell, self._layer < self._depth(states), is_rhn[:, self._layer.clamp(min=0)])
         return torch.where(self._layer < 0, whole, per_layer)
-
-    def _has_own_values(self, states: GraphStates) -> Tensor:
-        """Return whether each filled place has one of its allowed values, [B, 1, 1] bool."""
-        positions = states.node_attr[:, :, 0].long().clamp(min=0)
-        is_allowed = self._allowed.expand(len(states), -1, -1).gather(2, positions[:, :, None])
-        return (is_allowed | ~self.filled(states)[:, :, None]).all(1, keepdim=True)
 
 
 def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from gflownet.evaluation.candidates.supervised import SupervisedTask
 from gflownet.evaluation.data.checks import with_shaped_targets
 from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import Split, Splits
-from gflownet.evaluation.task import ReferenceMethod
+from gflownet.evaluation.presentation import ReferenceMethod
 from gflownet.options import option
 
 _ESTIMATORS = {

@@ -16,8 +16,9 @@ from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearN
 from gflownet.envs.tensor_program import TensorProgram, read_inputs
 from gflownet.evaluation.candidates.trainer import Split
 from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.presentation import Reference
 from gflownet.evaluation.store.fingerprint import data_digest
-from gflownet.evaluation.task import GFNTask, Reference, Score
+from gflownet.evaluation.task import GFNTask, Score
 from gflownet.options import AT_LEAST_ONE, POSITIVE, option
 from gflownet.training.random_states import seeded
 

@@ -51,6 +51,7 @@ class TensorProgramTask(GFNTask):
         super().__init__(config)
         self.inputs = read_inputs(config.env.tensor_graph.inputs)
         self.hidden = self._read(config.task_options.target)
+        self._target = self._value(self.hidden.node(self._leaves))
 
     def evaluate(self, graph: TensorProgram, *, seed: int) -> Score:
         """Return the score; metrics: `exact` on the data, `hidden` for the hidden program itself."""
@@ -59,26 +60,19 @@ class TensorProgramTask(GFNTask):
         explained = best_explained(self._value(graph.node(self._leaves)), self._target)
         is_exact = explained > 1 - EXACT
         return Score(
-            max(explained, LEAST_SCORE),
-            metrics={"exact": float(is_exact), "hidden": float(graph == self._hidden_program)},
+            max(explained, LEAST_SCORE), metrics={"exact": float(is_exact), "hidden": float(graph == self.hidden)}
         )
 
-    def _read(self, text: str) -> Node:
-        """Return the hidden program on the stacked examples.
+    def _read(self, text: str) -> TensorProgram:
+        """Return the hidden program.
 
         Raises:
             ValueError: not a program, or one with other inputs than the environment.
         """
         try:
-            node = parse(text.replace(";", "\n")).node(self.inputs)
-            return program_of(node, self.inputs).node(self._leaves)
+            return program_of(parse(text.replace(";", "\n")).node(self.inputs), self.inputs)
         except ValueError as error:
             raise ValueError(f"task_options.target: {error}") from None
-
-    @cached_property
-    def _hidden_program(self) -> TensorProgram:
-        text = str(self.config.task_options.target)
-        return program_of(parse(text.replace(";", "\n")).node(self.inputs), self.inputs)
 
     @cached_property
     def _leaves(self) -> dict[str, LeafNode]:
@@ -95,10 +89,6 @@ class TensorProgramTask(GFNTask):
             leaf: torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in self._leaves.values()
         }
         return {leaf: (SPREAD * normal).exp() for leaf, normal in values.items()}
-
-    @cached_property
-    def _target(self) -> Tensor:
-        return self._value(self.hidden)
 
     def _value(self, node: Node) -> Tensor:
         return evaluate([node], self._values)[0]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gflownet.cli import interrupts
+from gflownet.terminal import interrupts
 from tests import cpu_seconds
 from tests.finished_runs import CopiedRun, FinishedRuns, copy_finished
 from tests.postgres_server import missing_server, new_database, running_server

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import Exploration, sample_forward
-from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.sampler import Exploration, sample_forward
+from gflownet.learning.source import Rollout
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,72 +17,39 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # Rooms that should shrink, with at most so many lines of Python each: a commit that shortens one lowers its number. The
 # ceilings of package, tests and scripts (lines, functions, nodes of the syntax tree) stand in lines.py, see .ci/run.
 SHRINKING_ROOMS = {
-    "evaluation": 11_999,
-    "envs": 4_790,
-    "search": 3_663,
+    "evaluation": 12_382,
+    "envs": 4_704,
+    "search": 3_536,
     "operations": 4_674,
-    "run": 4_960,
-    "graphs": 4_821,
+    "run": 5_066,
+    "graphs": 4_784,
     "translation": 3_493,
-    "report": 4_118,
+    "report": 4_148,
 }
-NUM_PACKAGE_FILES = 383
-NUM_DOC_WORDS = 88_258
+NUM_PACKAGE_FILES = 367
+NUM_DOC_WORDS = 87_359
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.
 SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
-# A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
-# cli.NAME is a file of cli/ with a layer of its own: what every command needs is below the commands.
+# A package imports only packages in earlier rows, and in the first and the last row also others of its row, without
+# circles. A set restricts an import to the named packages and those of the first two rows; None means no restriction.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
-    {"errors": None, "cli.interrupts": set()},
-    {
-        "cli.arguments": {"errors"},
-        "cli.console": {"errors"},
-        "files": {"errors"},
-        "pictures": {"errors"},
-        "options": {"errors"},
-    },
-    {"plugins": {"errors"}, "training": {"errors", "files"}},
-    {"records": {"errors", "files", "plugins"}},
-    {"autodiff": set(), "workers": set()},
-    {"operations": set()},
-    {"graphs": {"operations"}},
-    {"translation": {"graphs", "operations"}, "mdp": {"graphs", "operations"}, "utils": {"workers"}},
-    {
-        "envs": {"mdp", "graphs", "operations", "autodiff"},
-        "objectives": {"mdp"},
-        "policy": {"mdp"},
-        "metrics": {"mdp", "graphs"},
-        "rhn": {"operations", "graphs", "translation"},
-    },
-    {"evaluation": {"graphs", "operations", "translation", "autodiff", "rhn"}},
-    {"data": {"mdp", "policy", "evaluation", "workers"}},
-    {"certificate": None},
-    {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
-    {
-        "search": {
-            "data",
-            "evaluation",
-            "learning",
-            "mdp",
-            "policy",
-            "metrics",
-            "objectives",
-            "operations",
-            "workers",
-            "graphs",
-        }
-    },
+    dict.fromkeys(("errors", "files", "options", "plugins", "terminal")),
+    dict.fromkeys(("operations", "pictures", "records", "training", "workers")),
+    {"graphs": set(), "autodiff": set()},
+    {"translation": {"graphs"}, "mdp": {"graphs"}},
+    {"envs": {"mdp", "graphs", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "rhn": {"graphs", "translation"}},
+    {"evaluation": {"graphs", "translation", "autodiff", "rhn"}},
+    {"learning": {"evaluation", "mdp", "objectives", "policy"}},
+    {"certificate": None, "search": None},
     {"config": None},
     {"report": None},
     {"run": None},
-    {"cli.parser": None},
-    {"train": None, "language": None, "comparison": None},
-    {"testing": None, "scaffold": None},
-    {"cli": None},
-    {"__main__": None, "compare": None, "generate": None, "store": None},
+    dict.fromkeys(
+        ("cli", "compare", "generate", "language", "scaffold", "store", "testing", "train", "utils", "__main__")
+    ),
 )
 # A string that names a module, alone, before a class or in front of a formatted name.
 _ASKS_ATTRIBUTES = re.compile(r'attributes\.get\(|"\w+" (not )?in [\w.]*attributes\b|\b(node|edge)\.attributes\[')
@@ -90,12 +57,12 @@ ATTRIBUTE_READERS = {"gflownet/graphs/elements.py", "gflownet/graphs/element_pro
 _MAY_NAME_MODULE = re.compile(r"[\"']gflownet\.\w+\.")
 NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$")
 # Files whose strings name modules of any layer: what a command runs, and rows of an extension point of a lower layer.
-NAMING_FILES = {"gflownet/cli/arguments.py", "gflownet/plugins.py"}
+NAMING_FILES = {"gflownet/terminal/arguments.py", "gflownet/plugins.py"}
 # Packages that every other package may import.
-EVERYWHERE = {name for layer in LAYERS[:4] for name in layer}
+EVERYWHERE = {name for layer in LAYERS[:2] for name in layer}
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 ALLOWED_IMPORTS = {name: allowed for layer in LAYERS for name, allowed in layer.items()}
-LOWEST_ABOVE_TASKS = DEPTH["data"]
+LOWEST_ABOVE_TASKS = DEPTH["learning"]
 
 
 def python_files(root: Path) -> Iterator[Path]:
@@ -105,13 +72,7 @@ def python_files(root: Path) -> Iterator[Path]:
 
 def package_of(module: str) -> str:
     """Return the package of a module: graphs for gflownet.graphs.canonical, the empty string for gflownet itself."""
-    return _room(module.split(".")[1:])
-
-
-def _room(parts: Sequence[str]) -> str:
-    """Return the name in LAYERS of a file or module below gflownet/."""
-    name = ".".join(parts[:2])
-    return name if name in DEPTH else parts[0] if parts else ""
+    return module.partition(".")[2].partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -170,7 +131,7 @@ def imports_of(root: Path, folder: str) -> Iterator[tuple[Path, int, str]]:
 
 def owner_of(path: Path) -> str:
     """Return the package or top-level module of gflownet that a file belongs to; the empty string for __init__.py."""
-    name = _room(path.with_suffix("").parts[1:])
+    name = path.with_suffix("").parts[1]
     return "" if name == "__init__" else name
 
 
@@ -189,7 +150,7 @@ def layer_problems(root: Path) -> list[str]:
                 problems.append(f"{where}, but the package itself imports nothing")
             elif owner not in DEPTH or target not in DEPTH:
                 problems.append(f"{where}, one of them has no layer")
-            elif DEPTH[target] >= DEPTH[owner]:
+            elif DEPTH[target] >= DEPTH[owner] and not DEPTH[target] == DEPTH[owner] in (0, len(LAYERS) - 1):
                 problems.append(f"{where}, which is not below it")
             elif ALLOWED_IMPORTS[owner] is not None and target not in (ALLOWED_IMPORTS[owner] or set()) | EVERYWHERE:
                 problems.append(f"{where}, which is not among {sorted(ALLOWED_IMPORTS[owner] or ())}")
@@ -344,17 +305,17 @@ VIOLATIONS = (
     (layer_problems, "gflownet/graphs/a.py", "from gflownet import mdp", "not below"),
     (layer_problems, "gflownet/operations/a.py", 'x = "gflownet.rhn.layers:RHNBlock"', "not below"),
     (layer_problems, "gflownet/envs/a.py", "import gflownet.policy.base", "not below"),
-    (layer_problems, "gflownet/report/a.py", "from gflownet.cli.parser import parse", "not below"),
-    (layer_problems, "gflownet/cli/arguments.py", "from gflownet.cli.parser import parse", "not below"),
+    (layer_problems, "gflownet/report/a.py", "from gflownet.run.parser import parse", "not below"),
+    (layer_problems, "gflownet/terminal/arguments.py", "from gflownet.run.parser import parse", "not below"),
     (layer_problems, "gflownet/translation/a.py", "from gflownet.autodiff import x", "not among"),
-    (layer_problems, "gflownet/data/replay.py", "from gflownet.objectives.config import x", "not among"),
+    (layer_problems, "gflownet/learning/replay.py", "from gflownet.envs.config import x", "not among"),
     (layer_problems, "gflownet/newroom/a.py", "from gflownet.graphs import x", "no layer"),
     (layer_problems, "gflownet/graphs/a.py", "from .. import trainer", "relative"),
     (layer_problems, "gflownet/trainer.py", "from gflownet.tasks.digits import x", "above the package"),
     (layer_problems, "gflownet/trainer.py", "from tasks.digits import x", "above the package"),
     (layer_problems, "gflownet/__init__.py", "from gflownet.run.trainer import x", "imports nothing"),
     (task_problems, "tasks/mine.py", "from gflownet.run.trainer import GFNTrainer", "a task imports"),
-    (task_problems, "tasks/mine.py", "def f():\n    import gflownet.data.replay", "a task imports"),
+    (task_problems, "tasks/mine.py", "def f():\n    import gflownet.learning.replay", "a task imports"),
     (circle_problems, "gflownet/graphs/a.py", "def f():\n    import gflownet.mdp.a", "through others"),
     (
         file_circle_problems,

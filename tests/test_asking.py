@@ -128,6 +128,8 @@ def test_loaded_search_has_its_objectives_and_limits(tmp_path):
     assert loaded.results() == search.results()
     assert loaded.results()[0].metrics == {"accuracy": 0.25, "speed": 0.5, "latency": 3.0}
     assert loaded.results()[0].score == loaded.config.evaluation.floor_score
+    measured = [[each.infeasible_score for _, each in one._results.values()] for one in (search, loaded)]
+    assert measured == [[0.375, None]] * 2
 
 
 def test_ask_again_before_telling(method):

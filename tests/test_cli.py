@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from gflownet import train
-from gflownet.cli.arguments import MAX_WIDTH
-from gflownet.cli.parser import Command, help_text, parse
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, load_config, to_yaml
 from gflownet.errors import UserError
 from gflownet.evaluation.executors import machine
 from gflownet.evaluation.tasks import TASKS
+from gflownet.run.parser import Command, help_text, parse
+from gflownet.terminal.arguments import MAX_WIDTH
 from tests.benchmark_tables import table_options
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 

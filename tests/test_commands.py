@@ -14,8 +14,8 @@ import pytest
 
 import gflownet
 from gflownet.__main__ import main
-from gflownet.cli.arguments import COMMANDS, CommandLine, run_command
 from gflownet.errors import UserError
+from gflownet.terminal.arguments import COMMANDS, CommandLine, run_command
 
 # Packages that no --help needs; each takes a tenth of a second or more.
 SLOW = ("torch", "numpy", "omegaconf.base", "yaml.reader", "sqlalchemy", "rich", "wandb", "jinja2", "networkx")

@@ -15,10 +15,10 @@ import pytest
 from argcomplete.finders import CompletionFinder
 from argcomplete.shell_integration import shellcode
 
-from gflownet.cli.arguments import COMMANDS
 from gflownet.cli.completion import complete
 from gflownet.config import OPTIONS, config_names
 from gflownet.envs.config import ENVIRONMENTS
+from gflownet.terminal.arguments import COMMANDS
 
 
 def texts(line: str) -> list[str]:

@@ -16,10 +16,10 @@ from gflownet.certificate.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.learning.sampler import sample_backward, sample_forward
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch

@@ -162,7 +162,7 @@ def test_load_config_unknown_name_suggests_nearest() -> None:
         ("algo.sampling_tau=1", r"expected a number in \[0, 1\), got 1.0"),
         ("opt.learning_rate=0", "opt.learning_rate: expected a number > 0, got 0.0"),
         ("opt.learning_rate=.nan", "opt.learning_rate: expected a number > 0, got nan"),
-        ("opt.weight_decay=.inf", "opt.weight_decay: expected a number >= 0, got inf"),
+        ("opt.warmup=-1", "opt.warmup: expected a number >= 0, got -1"),
         ("env.output_sizes=[8,0]", "env.output_sizes: expected a number >= 1, got 0"),
         ("env.output_sizes=[]", "env.output_sizes: expected at least one entry"),
         ("env.activations=[]", "env.activations: expected at least one of relu"),
@@ -179,7 +179,6 @@ def test_load_config_unknown_name_suggests_nearest() -> None:
         ("evaluation.num_epochs=0", "evaluation.num_epochs: expected"),
         ("cond.temperature.dist_params=[1,2]", "cond.temperature.dist_params: expected one value"),
         ("algo.sampling_temperature=0", "algo.sampling_temperature: expected a number > 0, got 0"),
-        ("local_search.share_back=0", r"local_search.share_back: expected a number in \(0, 1\], got 0"),
         ("local_search.num=17", "local_search.num: expected at most algo.num_from_policy=16"),
         ("replay.num_updates=-1", "replay.num_updates: expected a number >= 0, got -1"),
         ("offline.num=-1", "offline.num: expected a number >= 0, got -1"),
@@ -305,7 +304,7 @@ def test_config_error_does_not_show_secret(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_to_yaml_round_trip(write_yaml: Callable[[str], str]) -> None:
-    config = load_config("digits", ["task_options.depth=3", "seed=4", "wandb.name=trial"])
+    config = load_config("digits", ["task_options.depth=3", "seed=4", "wandb.project=trial"])
     assert to_mapping(load_config(write_yaml(to_yaml(config)))) == to_mapping(config)
 
 

@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from gflownet.records.status import Phase
-from gflownet.run.view import FIGURES, Limits, LivePanel, PlainLines, View, make_view
+from gflownet.run.view import FIGURES, LivePanel, PlainLines, PlannedWork, View, make_view
 
 VALUES = {
     "loss": 0.51234,
@@ -47,7 +48,7 @@ class FakeTime:
 
 def test_plain_lines_contain_all_metrics() -> None:
     output = io.StringIO()
-    view = make_view(Console(file=output, width=40), limits=Limits(num_steps=20), print_every=5)
+    view = make_view(Console(file=output, width=40), planned=PlannedWork(num_steps=20), print_every=5)
     assert isinstance(view, PlainLines)
     view.write(5, VALUES)
     line = output.getvalue()
@@ -60,17 +61,17 @@ def test_plain_lines_contain_all_metrics() -> None:
 
 def test_plain_lines_print_every() -> None:
     output = io.StringIO()
-    view = PlainLines(Console(file=output, width=40), Limits(num_steps=12), print_every=5)
+    view = PlainLines(Console(file=output, width=40), PlannedWork(num_steps=12), print_every=5)
     for step in range(1, 13):
         view.write(step, {"log_Z": math.nan})
     view.close()
     assert output.getvalue() == "step 5/12\nstep 10/12\nstep 12/12\n", "and no dash for what has no value"
 
 
-def time_left(limits: Limits, now: FakeTime, steps: dict[int, dict[str, float]], **options: bool) -> str:
+def time_left(planned: PlannedWork, now: FakeTime, steps: dict[int, dict[str, float]], **options: bool) -> str:
     """Return the time left in the line of the last of some steps, which take 10 seconds each."""
     output = io.StringIO()
-    view = PlainLines(Console(file=output), limits, now=now, print_every=1, **options)
+    view = PlainLines(Console(file=output), planned, now=now, print_every=1, **options)
     for step, values in steps.items():
         now.moment += 10
         view.write(step, values)
@@ -80,16 +81,16 @@ def time_left(limits: Limits, now: FakeTime, steps: dict[int, dict[str, float]],
 def test_time_left_counts_steps_and_evaluations_of_this_process() -> None:
     now = FakeTime()
     steps = {101: dict[str, float](), 102: {}, 103: {}}
-    assert time_left(Limits(num_steps=105), now, steps, is_resumed=True) == "0:00:20"
+    assert time_left(PlannedWork(num_steps=105), now, steps, is_resumed=True) == "0:00:20"
     evaluated = {101: {"num_distinct": 90.0}, 102: {"num_distinct": 100.0}, 103: {"num_distinct": 120.0}}
-    assert time_left(Limits(num_evaluations=220), now, evaluated, is_resumed=True) == "0:00:50"
-    assert time_left(Limits(num_steps=105), now, {106: {}}) == "step 106/106", "more steps than expected"
+    assert time_left(PlannedWork(num_evaluations=220), now, evaluated, is_resumed=True) == "0:00:50"
+    assert time_left(PlannedWork(num_steps=105), now, {106: {}}) == "step 106/106", "more steps than expected"
 
 
 def panel(width: int) -> tuple[LivePanel, io.StringIO, FakeTime]:
     output, now = io.StringIO(), FakeTime()
     console = Console(file=output, force_terminal=True, width=width, height=30, color_system=None)
-    return LivePanel(console, Limits(num_steps=20), now=now), output, now
+    return LivePanel(console, PlannedWork(num_steps=20), now=now, seconds=0.0), output, now
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -120,6 +121,28 @@ def test_live_panel_redraws_in_place() -> None:
     assert written.count(line_up) >= 2
 
 
+class Screen(io.StringIO):
+    """Reports a text that is drawn by any thread."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text, self.is_drawn = text, threading.Event()
+
+    def write(self, text: str, /) -> int:
+        if self._text in text:
+            self.is_drawn.set()
+        return super().write(text)
+
+
+def test_live_panel_is_redrawn_during_one_piece_of_work() -> None:
+    now, screen = FakeTime(), Screen("0:00:07 elapsed")
+    console = Console(file=screen, force_terminal=True, width=80, height=30, color_system=None)
+    view = LivePanel(console, PlannedWork(num_steps=20), now=now, seconds=0.01)
+    now.moment += 7
+    assert screen.is_drawn.wait(5)
+    view.close()
+
+
 def test_live_panel_refresh_rate() -> None:
     view, output, now = panel(80)
     for step in range(1, 20):
@@ -135,13 +158,13 @@ def test_live_panel_refresh_rate() -> None:
 @pytest.mark.parametrize(("term", "kind"), [("xterm", LivePanel), ("dumb", PlainLines), ("unknown", PlainLines)])
 def test_terminal_that_cannot_redraw_gets_plain_lines(term: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
-    view = make_view(Console(file=io.StringIO(), force_terminal=True), limits=Limits(num_steps=20), print_every=1)
+    view = make_view(Console(file=io.StringIO(), force_terminal=True), planned=PlannedWork(num_steps=20), print_every=1)
     view.close()
     assert type(view) is kind
 
 
 PHASES = (Phase.SEARCH, Phase.SAMPLER, Phase.FINAL, Phase.REPORT)
-RUN_LIMITS = Limits(num_evaluations=10, num_after=20, num_sampler_steps=8, phases=PHASES)
+RUN_LIMITS = PlannedWork(num_evaluations=10, num_after=20, num_sampler_steps=8, phases=PHASES)
 FINAL_VALUES = {"num_finalists": 3, "num_new_seeds": 2, "final_score_best": 0.75, "seconds": 21.0}
 
 
@@ -178,7 +201,7 @@ def go_through_phases(view: View, now: FakeTime) -> Iterator[Phase]:
 def test_live_panel_shows_each_phase_with_its_figures(width: int) -> None:
     output, now = io.StringIO(), FakeTime()
     console = Console(file=output, force_terminal=True, width=width, height=40, color_system=None)
-    view, shown = LivePanel(console, RUN_LIMITS, now=now), dict[Phase, str]()
+    view, shown = LivePanel(console, RUN_LIMITS, now=now, seconds=0.0), dict[Phase, str]()
     for phase in go_through_phases(view, now):
         view.show({})
         view._live.refresh()
@@ -217,8 +240,8 @@ SHOWING = """
 import pathlib, sys
 from gflownet.config import WandbConfig
 from gflownet.run.logging import MetricLogger
-from gflownet.run.view import Limits
-options = {"wandb": WandbConfig(mode="disabled"), "config": {}, "limits": Limits(num_steps=3), "print_every": 1}
+from gflownet.run.view import PlannedWork
+options = {"wandb": WandbConfig(mode="disabled"), "config": {}, "planned": PlannedWork(num_steps=3), "print_every": 1}
 with MetricLogger(pathlib.Path(sys.argv[1]), **options) as logger:
     for step in (1, 2, 3):
         logger.write(step, {"loss": 1 / step, "score_mean": 0.5})

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from gflownet import train
-from gflownet.cli import generate  # pyright: ignore[reportAttributeAccessIssue]
 from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.language import generate  # pyright: ignore[reportAttributeAccessIssue]
 from gflownet.language.__main__ import main as train_language
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.rhn.server.__main__ import parse as parse_server

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from gflownet.cli import interrupts
 from gflownet.records.status import RunState, read_status
+from gflownet.terminal import interrupts
 from gflownet.train import main
 from tests.finished_runs import FinishedRuns
 from tests.small_run import SMALL

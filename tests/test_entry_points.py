@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gflownet import train
-from gflownet.cli.parser import help_text
 from gflownet.config import config_names, find_config, load_config
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.envs.operation_choices import OperationChoices
@@ -23,6 +22,7 @@ from gflownet.graphs.operation import OPERATIONS, operation, read_operation
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.policy.config import POLICIES
 from gflownet.run.extensions import validate
+from gflownet.run.parser import help_text
 from tests.installed_package import dist_info, install, write_package
 
 NAMES = {

@@ -5,8 +5,8 @@ import unicodedata
 
 import pytest
 
-from gflownet.cli.arguments import OneLineFormatter
 from gflownet.errors import UserError, counted, error_line, printable
+from gflownet.terminal.arguments import OneLineFormatter
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202e\u2066\u200b\u2028\udc80\x00end"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.progress import Progress, TaskID
 
-from gflownet.cli.generate import main
+from gflownet.language.generate import main
 from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.serving.generation import generate_batch

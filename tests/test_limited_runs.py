@@ -8,7 +8,7 @@ import torch
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.cli.sample_records import ExactProbability
-from gflownet.data.sampler import sample_forward
+from gflownet.learning.sampler import sample_forward
 from gflownet.run.sampling import restore
 from gflownet.train import main
 

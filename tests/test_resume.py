@@ -70,7 +70,7 @@ def test_resume_with_other_state_raises(copied_run, capsys):
 
 def test_resume_reads_options_and_refuses_changes(finished, copied_run, capsys):
     folder = copied_run("toy")
-    for change in ("opt.momentum=0.5", "task=digits"):
+    for change in ("opt.warmup=2", "task=digits"):
         before = (folder / "config.yaml").read_text()
         assert main([f"log_dir={folder}", "resume=true", change]) == 2
         assert capsys.readouterr().err.startswith(f"error: {change.partition('=')[0]}: expected ")

@@ -12,7 +12,7 @@ from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.mdp.trajectory import Origin
 from gflownet.run.logging import TIME_KEYS
 from gflownet.run.trainer import GFNTrainer
-from tests.data.rollouts import local_rollouts
+from tests.learning.rollouts import local_rollouts
 
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gflownet.run.run import Run
 from gflownet.run.search_stage import SearchStage
-from gflownet.run.startup import StartUp
+from gflownet.terminal.console import StartUp
 from gflownet.train import main
 from tests.tiny_run import TINY_RUN
 
@@ -82,7 +82,7 @@ def test_interrupted_run_ends_with_the_line_that_resumes_it(
 
 def test_start_up_step_on_a_terminal_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.StringIO()
-    monkeypatch.setattr("gflownet.run.startup.make_console", lambda: Console(file=output, force_terminal=True))
+    monkeypatch.setattr("gflownet.terminal.console.make_console", lambda: Console(file=output, force_terminal=True))
     with StartUp("normal").step("data"):
         assert output.getvalue() == "\r\x1b[Kstart-up: data ..."
     assert output.getvalue().endswith("\r\x1b[K")

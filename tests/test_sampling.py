@@ -12,10 +12,10 @@ import torch
 
 import gflownet
 from gflownet.config import load_config
-from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask
+from gflownet.learning.sampler import sample_forward
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main

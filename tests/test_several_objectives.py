@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.metrics.statistics import hypervolume, non_dominated
+from gflownet.evaluation.statistics import hypervolume, non_dominated
+from gflownet.learning.source import Rollout
 from gflownet.records.status import read_status
 from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main

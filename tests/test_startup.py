@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gflownet import train
-from gflownet.cli.parser import Command
+from gflownet.run.parser import Command
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 # Packages with an import time of a CPU second or more.

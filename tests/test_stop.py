@@ -143,7 +143,7 @@ def test_budget_parameters_without_cost_is_one_line(tmp_path, capsys):
 STARTING = """
 import multiprocessing
 import time
-from gflownet.cli import interrupts
+from gflownet.terminal import interrupts
 
 if __name__ == "__main__":
     interrupts.ABANDON_S = 0.1
@@ -176,7 +176,7 @@ def test_signal_during_the_start_of_a_process_prints_no_traceback(tmp_path):
 
 INTERRUPTED_BLOCKS = """
 import cProfile, threading
-from gflownet.cli.interrupts import Interruption
+from gflownet.terminal.interrupts import Interruption
 
 def interrupted(sends, catches):
     interruption = Interruption(KeyboardInterrupt)

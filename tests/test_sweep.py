@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gflownet.cli.parser import parse
 from gflownet.config import OPTIONS, command_config
 from gflownet.evaluation.store.database import STORE_NAME
+from gflownet.run.parser import parse
 from tests.run.wandb_records import read_session
 
 

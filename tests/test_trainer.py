@@ -24,8 +24,8 @@ from gflownet.run.checkpoint import RunLock, load
 from gflownet.run.trainer import GFNTrainer
 from gflownet.workers.pool import WorkerError
 from tests import small_run
-from tests.data.rollouts import rollout
 from tests.evaluation.stub_rows import open_store
+from tests.learning.rollouts import rollout
 from tests.small_run import SMALL, main, run
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes
@@ -262,28 +262,9 @@ def test_run_with_one_worker_equal_for_transports(tmp_path):
     assert len(metric_rows(tmp_path / "first")) == 2
 
 
-def test_micro_batches_gradient(tmp_path):
-    gradients = []
-    for num in (1, 3):
-        trainer = GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path}", f"opt.num_micro_batches={num}"]))
-        parts: dict[str, Any] = {
-            "policy": trainer.learner.sampling_policy,
-            "evaluator": _OneScore(),
-            "replay": trainer.replay,
-        }
-        first = rollout(trainer.source, 1, **parts)
-        loss = trainer.learner.accumulate_gradients(first.trajectories)["loss"]
-        flat = torch.cat([p.grad.flatten() for p in trainer.policy.parameters() if p.grad is not None])
-        gradients.append((loss, flat))
-    (loss, whole), (summed_loss, summed) = gradients
-    assert summed_loss == pytest.approx(loss, rel=1e-5)
-    assert float(whole.norm()) > 0
-    assert torch.allclose(whole, summed, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
-
-
 def test_run_with_several_workers_and_mixed_precision_resumes(tmp_path):
     folder = tmp_path / "run"
-    options = ("num_workers=2", "mp_buffer_size=1000000", "opt.precision=bfloat16", "opt.num_micro_batches=2")
+    options = ("num_workers=2", "mp_buffer_size=1000000", "opt.precision=bfloat16")
     assert run(folder, *options, "num_training_steps=1") == 0
     assert run(folder, *options, "num_training_steps=2", "resume=true") == 0
     assert [row["step"] for row in metric_rows(folder)] == [1, 2]

@@ -208,13 +208,13 @@ def test_python_sample(foreign: Callable[..., Path], canary: Path) -> None:
     assert len(gflownet.sample(folder, 2, trust=True)) == 2
 
 
-@pytest.mark.parametrize("text", ["${wandb.project}:${wandb.group}", "${oc.env:FOREIGN_TASK}", "${${wandb.project}:X}"])
+@pytest.mark.parametrize("text", ["${wandb.project}:${trainer}", "${oc.env:FOREIGN_TASK}", "${${wandb.project}:X}"])
 def test_interpolations_hide_no_names(
     text: str, foreign: Callable[..., Path], canary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREIGN_TASK", f"{CANARY}:Task")
     project = "oc.env" if text.startswith("${${") else CANARY
-    folder = foreign(("task", text), ("wandb.project", project), ("wandb.group", "Task"))
+    folder = foreign(("task", text), ("wandb.project", project), ("trainer", "Task"))
     refusal("sample", str(folder))
     refusal("train", f"log_dir={folder}", "resume=true")  # which builds its task without a limit on imports
     assert not canary.exists()

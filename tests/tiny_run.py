@@ -11,7 +11,6 @@ TINY_RUN = (
     "num_training_steps=2",
     "budget.evaluations=10",
     "search.random.even_share=0",
-    "search.sampler.num_likelihood_updates=1",
     "search.sampler.num_updates=1",
     "algo.num_from_policy=2",
     "model.num_layers=1",

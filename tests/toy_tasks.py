@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from gflownet.evaluation.task import GFNTask, Reference, Score
+from gflownet.evaluation.presentation import Reference
+from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.workers.process import get_worker_info
 

@@ -41,9 +41,6 @@ PAGES: Mapping[str, str] = {
     "algo.": "objectives",
     "algo.options": "extending",
     "algo.subtb.": "objectives/subtb",
-    "algo.actor_critic.": "objectives/a2c",
-    "algo.actor_critic.clip": "objectives/ppo",
-    "algo.actor_critic.num_epochs": "objectives/ppo",
     "algo.relative.": "objectives/relative_tb",
     "algo.tb.": "objectives/tb",
     "algo.backward_policy": "backward-policies/README",
@@ -116,7 +113,6 @@ CLASS_PAGES: Mapping[str, str] = {
     "algo.regression": "objectives",
     "search.method": "search-baselines",
     "search.surrogate.name": "search-surrogate",
-    "search.acquisition.name": "search-surrogate",
 }
 
 

@@ -88,19 +88,6 @@ def _compiled(source: str, functions: Sequence[Applied]) -> Callable[..., Result
     return namespace["program"]
 
 
-def code_of(outputs: Sequence[Term], arguments: Sequence[Specification], *, as_tuple: bool) -> Code:
-    """Return the code that computes terms.
-
-    `arguments` are by `Leaf.slot`; `as_tuple`: whether one output is returned as a tuple.
-    """
-    instructions, values = lowered(outputs, arguments)
-    header = f"def program({', '.join(f'x{k}' for k in range(len(arguments)))}):"
-    comma = "," if as_tuple and len(values) == 1 else ""
-    rows = [instructions.body(values, reuses_memory=reuses_memory) for reuses_memory in (True, False)]
-    sources = ["\n    ".join([header, *lines]) + f"{comma}\n" for lines, _ in rows]
-    return Code(tuple(arguments), tuple(instructions.functions), *sources, num_operations=rows[0][1])
-
-
 class Program:
     """A callable from the tensors of leaves to the tensors of nodes.
 
@@ -275,7 +262,13 @@ def _code(order: list[Node], requested: list[Node], wrt: list[Node], derive: Der
     outputs = derive(terms, [term_of[node] for node in requested])
     if opaque:
         outputs = cross_country.without_aliases(terms, outputs)
-    return code_of(outputs, [(leaf.shape, leaf.dtype) for leaf in leaves], as_tuple=as_tuple)
+    arguments = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+    instructions, values = lowered(outputs, arguments)
+    header = f"def program({', '.join(f'x{k}' for k in range(len(arguments)))}):"
+    comma = "," if as_tuple and len(values) == 1 else ""
+    rows = [instructions.body(values, reuses_memory=reuses_memory) for reuses_memory in (True, False)]
+    sources = ["\n    ".join([header, *lines]) + f"{comma}\n" for lines, _ in rows]
+    return Code(arguments, tuple(instructions.functions), *sources, num_operations=rows[0][1])
 
 
 def _structure(node: Node, places: dict[Node, int]) -> tuple[Hashable, ...]:

@@ -24,13 +24,9 @@ def hessian(terms: Terms, output: Term, first: Term, second: Term) -> Term:
         return _carried_back(terms, output, first)
     jacobian = reverse_jacobian(terms, output, first)
     twice = tangents(terms, [jacobian], {second: terms.identity(second.shape, second.dtype)}, second.shape)[0]
-    return _rotated(terms, twice, len(first.shape), len(output.shape))
-
-
-def _rotated(terms: Terms, term: Term, num_first: int, num_output: int) -> Term:
-    labels = tuple(range(len(term.shape)))
-    out = labels[num_first : num_first + num_output] + labels[:num_first] + labels[num_first + num_output :]
-    return terms.einsum([(term, labels)], out, dict(enumerate(term.shape)), term.dtype)
+    labels, start, end = tuple(range(len(twice.shape))), len(first.shape), len(jacobian.shape)
+    out = labels[start:end] + labels[:start] + labels[end:]
+    return terms.einsum([(twice, labels)], out, dict(enumerate(twice.shape)), twice.dtype)
 
 
 def bottlenecks(terms: Terms, output: Term, source: Term) -> list[Term]:
@@ -61,7 +57,7 @@ def _carried_back(terms: Terms, output: Term, source: Term) -> Term:
     if len(curvatures) == 1 or 2 * source.size > max(station.size for station, _ in curvatures):
         return nested
     # for a source of few entries and wide layers, direct congruences may be less work than layer by layer
-    return min([nested, _direct(terms, curvatures, source)], key=_work)
+    return min([nested, _direct(terms, curvatures, source)], key=lambda term: sum(map(_work, ordered([term]))))
 
 
 def _curvatures(terms: Terms, output: Term, source: Term) -> list[tuple[Term, Term]]:
@@ -120,12 +116,8 @@ def _congruent(terms: Terms, inner: Term, jacobian: tuple[Term, bool], before: T
     return terms.einsum(factors, left + right, extents, before.dtype)
 
 
-def _work(output: Term) -> float:
-    """Return an estimate of the multiplications of a term; an addition counts as one."""
-    return sum(_own_work(term) for term in ordered([output]))
-
-
-def _own_work(term: Term) -> float:
+def _work(term: Term) -> float:
+    """Return an estimate of the multiplications of a term without those of its inputs; an addition counts as one."""
     if not isinstance(term, Einsum):
         return term.size
     waiting: list[tuple[int, ...]] = [tuple(labels) for labels in term.labels]

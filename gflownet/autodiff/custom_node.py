@@ -34,10 +34,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gflownet.autodiff.functions import named_functions
-from gflownet.autodiff.node_checks import is_continuous, shortened
-from gflownet.autodiff.nodes import LeafNode, Node
+from gflownet.autodiff.nodes import LeafNode, Node, is_continuous
 from gflownet.autodiff.rules import Algebra, Call, Form, Shape
 from gflownet.autodiff.tensor_algebra import owned
+from gflownet.autodiff.tokens import shortened
 
 Specification = tuple[Shape, torch.dtype]
 TYPES = ("leaf", "transform", "elementwise", "linear", "nonlinear", "cast")  # of the package's nodes

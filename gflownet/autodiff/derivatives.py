@@ -15,8 +15,7 @@ from typing import Literal, Protocol, TypeVar, overload
 import torch
 
 from gflownet.autodiff.node_builder import Nodes
-from gflownet.autodiff.node_checks import is_continuous
-from gflownet.autodiff.nodes import LeafNode, Node, TransformNode
+from gflownet.autodiff.nodes import LeafNode, Node, TransformNode, is_continuous
 from gflownet.autodiff.rules import Algebra, Form, Shape, forward, reverse, total
 from gflownet.autodiff.terms import Term
 

@@ -8,8 +8,7 @@ import networkx as nx
 
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.listing import Declaration
-from gflownet.autodiff.node_checks import dtype_name
-from gflownet.autodiff.nodes import LeafNode, Node
+from gflownet.autodiff.nodes import LeafNode, Node, dtype_name
 from gflownet.autodiff.serialisation import write
 from gflownet.autodiff.text import lines
 from gflownet.pictures.figure import Cell, Colours, Figure, FigureLink, Form, Item, figure_dot, shortened

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.autodiff.node_checks import shortened
 from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
+from gflownet.autodiff.tokens import shortened
 
 
 def topological_order(sinks: Iterable[Node]) -> list[Node]:

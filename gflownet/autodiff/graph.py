@@ -12,10 +12,10 @@ from gflownet.autodiff import derivatives, serialisation
 from gflownet.autodiff.custom_node import CustomNode
 from gflownet.autodiff.derivatives import Mode
 from gflownet.autodiff.evaluation import bound, device_of, evaluate, topological_order
-from gflownet.autodiff.node_checks import shortened
 from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
 from gflownet.autodiff.serialisation import Identifier, Indexing
 from gflownet.autodiff.tensor_algebra import owned
+from gflownet.autodiff.tokens import shortened
 
 
 class Graph:

@@ -8,33 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
-from gflownet.autodiff.node_checks import Indices, dtype_name
-from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.nodes import (
+    ElementwiseNode,
+    Indices,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    TransformNode,
+    dtype_name,
+)
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE
 
 Form = Literal["transform", "+", "-", "*", "linear", "nonlinear", "cast", "custom"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A position in a text."""
-
-    line: int
-    column: int
-
-    def error(self, message: str) -> ValueError:
-        """Return the error with its position."""
-        return ValueError(f"line {self.line}, column {self.column}: {message}")
-
-
-NOWHERE = Place(0, 0)
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,12 @@ class Reference:
     name: str
     indices: tuple[str, ...]
     extents: tuple[int | None, ...]
-    place: Place = field(default=NOWHERE, compare=False)
+    place: str = field(default="", compare=False)  # "line 3, column 8"
+
+    @property
+    def where(self) -> str:
+        """Return position and text, for messages."""
+        return f"{self.place}: {self}"
 
     def __str__(self) -> str:
         """Return the text of the reference; for a scalar, its name."""
@@ -63,7 +62,7 @@ class Declaration:
     dtype: torch.dtype = DEFAULT_DTYPE
     requires_grad: bool = True
     remark: str = field(default="", compare=False)  # content of a constant
-    place: Place = field(default=NOWHERE, compare=False)
+    place: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         """Return the line of the declaration."""
@@ -80,7 +79,7 @@ class Declaration:
                 self.shape, kind=self.kind, requires_grad=self.requires_grad, dtype=self.dtype, name=self.name
             )
         except ValueError as error:
-            raise self.place.error(str(error)) from error
+            raise ValueError(f"{self.place}: {error!s}") from error
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Statement:
         return self.target.name
 
     @property
-    def place(self) -> Place:
+    def place(self) -> str:
         """Return where the statement begins."""
         return self.target.place
 
@@ -109,21 +108,21 @@ class Statement:
         for reference in (self.target, *self.operands):
             twice = next((index for index in reference.indices if reference.indices.count(index) > 1), None)
             if twice:
-                raise reference.place.error(f"{reference}: expected every index once in a tensor, got {twice} twice")
+                raise ValueError(f"{reference.where}: expected every index once in a tensor, got {twice} twice")
         operand_indices = {index for operand in self.operands for index in operand.indices}
         for index in self.summed:
             if index not in operand_indices or index in self.target.indices:
                 message = "expected the sum to be over indices of the operands that the result lacks"
-                raise self.target.place.error(f"{self.target}: {message}, got {index}")
+                raise ValueError(f"{self.target.where}: {message}, got {index}")
         for operand in self.operands:
             missing = [index for index in operand.indices if index not in (*self.target.indices, *self.summed)]
             if missing:
-                raise operand.place.error(f"{operand}: expected {missing[0]} in {self.target} or under a sum")
+                raise ValueError(f"{operand.where}: expected {missing[0]} in {self.target} or under a sum")
         new = [index for index in self.target.indices if index not in operand_indices]
         if new and self.form != "transform":
-            raise self.target.place.error(f"{self.target}: expected indices of the operands, got {new[0]}")
+            raise ValueError(f"{self.target.where}: expected indices of the operands, got {new[0]}")
         if self.form in ("nonlinear", "cast") and self.target.indices != self.operands[0].indices:
-            raise self.target.place.error(f"{self.target}: expected the indices of {self.operands[0]}, in their order")
+            raise ValueError(f"{self.target.where}: expected the indices of {self.operands[0]}, in their order")
 
     def arrays(self) -> list[Indices]:
         """Return the signed index arrays, the result's first: positive by their order there, then the negative ones."""
@@ -140,25 +139,25 @@ class Statement:
 
     def node(self, sources: Sequence[Node]) -> Node:
         """Return the node of operands in order; raise ValueError for extents that do not fit or are missing."""
-        name, (dst, *src) = self.target.name, self.arrays()
-        if self.form == "transform":
-            return TransformNode(sources[0], dst, src[0], alpha=self.alpha, new_dims=self._new_dims(), name=name)
-        if self.form == "linear":
-            return LinearNode(sources[0], sources[1], dst, src[0], src[1], name=name)
+        name, arrays, target = self.target.name, self.arrays(), self.target
         if isinstance(self.function, Function):
             return NonlinearNode(sources[0], self.function, name=name)
         if isinstance(self.function, torch.dtype):
             return node_classes.CastNode(sources[0], self.function, name=name)
-        assert self.form in ("+", "-", "*"), self.form
-        return ElementwiseNode(sources[0], sources[1], dst, src[0], src[1], operation=self.form, name=name)
-
-    def _new_dims(self) -> list[int]:
-        extents = zip(self.target.indices, self.target.extents, strict=True)
-        new = [(index, extent) for index, extent in extents if index not in self.operands[0].indices]
-        for index, extent in new:
+        if self.form != "transform":
+            pair: Any = (*sources, *arrays)
+            if self.form == "linear":
+                return LinearNode(*pair, name=name)
+            assert self.form in ("+", "-", "*"), self.form
+            return ElementwiseNode(*pair, operation=self.form, name=name)
+        new_dims: list[int] = []
+        for index, extent in zip(target.indices, target.extents, strict=True):
+            if index in self.operands[0].indices:
+                continue
             if extent is None:
-                raise self.target.place.error(f"{self.target}: expected an extent of the New index, as in {index}:2")
-        return [extent for _, extent in new if extent is not None]
+                raise ValueError(f"{self.target.where}: expected an extent of the New index, as in {index}:2")
+            new_dims.append(extent)
+        return TransformNode(sources[0], *arrays, alpha=self.alpha, new_dims=new_dims, name=name)
 
     def __str__(self) -> str:
         """Return the line of the statement."""
@@ -216,7 +215,7 @@ class Listing:
             nodes[name] = operand if is_node else LeafNode(operand, dtype=DEFAULT_DTYPE, name=name)
         for line in self.lines:
             if line.name in nodes:
-                raise line.place.error(f"{line.name}: expected a name that is not defined yet")
+                raise ValueError(f"{line.place}: {line.name}: expected a name that is not defined yet")
             nodes[line.name] = line.leaf() if isinstance(line, Declaration) else _built(line, nodes)
         missing = [name for name in self.outputs if name not in nodes]
         if missing:
@@ -241,20 +240,20 @@ def _built(statement: Statement, nodes: dict[str, Node]) -> Node:
             nodes[operand.name] = _implied(operand)
         shape = nodes[operand.name].shape
         if len(shape) != len(operand.indices):
-            raise operand.place.error(f"{operand}: expected an index for each axis of shape {list(shape)}")
+            raise ValueError(f"{operand.where}: expected an index for each axis of shape {list(shape)}")
         for index, extent, actual in zip(operand.indices, operand.extents, shape, strict=True):
             if extent not in (None, actual):
-                raise operand.place.error(f"{operand}: expected {actual} as the extent of {index}")
+                raise ValueError(f"{operand.where}: expected {actual} as the extent of {index}")
     sources = [nodes[operand.name] for operand in statement.operands]
     try:
         node = statement.node(sources)
     except ValueError as error:
         message = str(error)
-        raise error if message.startswith("line") else statement.target.place.error(message) from error
+        raise error if message.startswith("line") else ValueError(f"{statement.target.place}: {message}") from error
     axes = zip(statement.target.indices, statement.target.extents, node.shape, strict=True)
     for index, extent, actual in axes:
         if extent not in (None, actual):
-            raise statement.target.place.error(f"{statement.target}: expected {actual} as the extent of {index}")
+            raise ValueError(f"{statement.target.where}: expected {actual} as the extent of {index}")
     return node
 
 
@@ -262,7 +261,7 @@ def _implied(operand: Reference) -> LeafNode:
     """Return the input of an undeclared operand that is written with its extents."""
     if not operand.indices or None in operand.extents:
         message = f"expected a declaration before, as in `input {operand.name}[2,3]`, or a node or a shape given for it"
-        raise operand.place.error(f"{operand}: {message}")
+        raise ValueError(f"{operand.where}: {message}")
     return LeafNode(
         [extent for extent in operand.extents if extent is not None], dtype=DEFAULT_DTYPE, name=operand.name
     )

@@ -72,14 +72,10 @@ class _Lowering:
             sources = [source for source, _ in self._factors(term)]
             return [source.inputs[0] if self._is_split(source) else source for source in sources]
         if isinstance(term, Sum):
-            return [inner for source in term.inputs for inner in self._addend_sources(source)]
+            pairs = ((each, each.inputs if isinstance(each, View) else (each,)) for each in term.inputs)
+            sources = (self._sources(*core) if core and self._is_fused(each) else core for each, core in pairs)
+            return [source for part in sources for source in part]
         return list(term.inputs)
-
-    def _addend_sources(self, source: Term) -> list[Term]:
-        inner = list(source.inputs) if isinstance(source, View) else [source]
-        if inner and self._is_fused(source):
-            return self._sources(inner[0])
-        return inner
 
     def _is_fused(self, addend: Term) -> bool:
         """Return whether an addend is a product, perhaps with permuted axes, that only the sum uses."""
@@ -97,7 +93,8 @@ class _Lowering:
         fresh = len(term.extents)
         for k, (source, labels) in enumerate(factors):
             other_sizes = [other.size for j, (other, _) in enumerate(factors) if j != k]
-            if not (isinstance(source, Einsum) and self._uses[source] == 1 and _is_worth(source, other_sizes)):
+            least = min([*other_sizes, *(factor.size for factor in source.inputs)], default=source.size)
+            if not (isinstance(source, Einsum) and self._uses[source] == 1 and source.size > least):
                 flat.append((source, labels))
                 continue
             inner = self._factors(source)
@@ -128,8 +125,7 @@ class _Lowering:
             case Apply():
                 return self.code.call(term.function, [self._values[source] for source in term.inputs])
             case Einsum():
-                labels = term.out
-                return aligned(self.code, self._product(term), labels)
+                return aligned(self.code, contraction.product(self.code, self._operands(term), term.out), term.out)
             case Sum():
                 return self._sum(term)
             case View():
@@ -153,12 +149,11 @@ class _Lowering:
         x = self._values[term.inputs[0]]
         return [entrywise.apply(self.code, factor, x) for factor in entrywise.factors_of(term.function)]
 
-    def _product(self, term: Einsum) -> Labelled:
-        return contraction.product(self.code, self._operands(term), term.out)
-
     def _view(self, term: View) -> Value:
-        if term.is_sparse or not term.inputs:
-            return self._sparse(term)
+        if term.is_sparse:
+            return self._with_diagonal(self._filled(0.0, term.shape, term.dtype), term, term.alpha)
+        if not term.inputs:
+            return self._filled(term.alpha, term.shape, term.dtype)
         core = diagonals(self.code, self._values[term.inputs[0]], term.labels)
         scaled = Labelled(entrywise.scale(self.code, term.alpha, core.value), core.labels)
         return self._expanded(aligned(self.code, scaled, term.out), term.shape)
@@ -176,12 +171,6 @@ class _Lowering:
         place = (self.code.arguments[0],) if self.code.arguments else ()
         device = ", device={0}.device" if place else ""
         return self.code.emit(f"torch.{call}, dtype={dtype}{device})", *place, shape=shape, dtype=dtype)
-
-    def _sparse(self, term: View) -> Value:
-        if not term.is_sparse:
-            return self._filled(term.alpha, term.shape, term.dtype)
-        total = self._filled(0.0, term.shape, term.dtype)
-        return self._with_diagonal(total, term, term.alpha)
 
     def _with_diagonal(self, total: Value, term: View, alpha: float) -> Value:
         """Return `total` with `alpha * the view's source` added on the diagonal."""
@@ -293,11 +282,6 @@ class _Lowering:
             shape=plan.flat_shape,
             in_place=((0, f"{{0}}.{name}_({{1}}, {{2}}{numbers})"),),
         )
-
-
-def _is_worth(source: Einsum, other_sizes: list[int]) -> bool:
-    smallest = min([*other_sizes, *(factor.size for factor in source.inputs)], default=source.size)
-    return source.size > smallest
 
 
 def _diagonal_path(out: Labels) -> tuple[list[tuple[int, int]], Labels]:

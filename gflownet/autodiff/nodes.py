@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from enum import IntEnum
-from math import prod
+from math import inf, isfinite, prod
 from numbers import Real
 from typing import Any, ClassVar, Literal, Self, SupportsIndex, cast
 from weakref import ref
@@ -19,23 +19,22 @@ from torch import Tensor
 
 from gflownet.autodiff import rules
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.node_checks import (
-    Indices,
-    TensorSlot,
-    check_leaf,
-    check_operand,
-    checked,
-    finite,
-    matrix_product_indices,
-    negatives,
-    pair_extents,
-    transform_shape,
-)
 from gflownet.autodiff.rules import Combination, Conversion, Entrywise, Form, Labels, Product
 from gflownet.autodiff.tensor_algebra import Tensors
 
 Operation = Literal["+", "-", "*"]
+Indices = tuple[int, ...]
 _State = tuple[dict[str, Any] | None, dict[str, Any]]  # attributes in `__dict__` and in slots
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without `torch.`"""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_continuous(dtype: torch.dtype) -> bool:
+    """Return whether tensors of a dtype have derivatives: floating and complex ones."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 class _Nodes:
@@ -106,10 +105,16 @@ class LeafKind(IntEnum):
     CONSTANT = 2
 
 
-class Node(TensorSlot):
-    """A tensor and the operation that computes it from other nodes."""
+class Node:
+    """A named tensor of known shape and dtype, and the operation that computes it from other nodes.
 
-    __slots__ = ("_item", "_known_form", "inputs")
+    A `Graph` fills in value and gradient.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_item", "_known_form", "dtype", "forwarded", "gradient"),
+        *("inputs", "name", "requires_grad", "shape"),
+    )
     argument_name: ClassVar[str] = ""  # attribute with the part of the operation that is no index
 
     def __init__(
@@ -121,11 +126,20 @@ class Node(TensorSlot):
         name: str | None,
         leaf_grad: bool = False,
     ) -> None:
-        requires_grad = leaf_grad or any(node.requires_grad for node in inputs)
-        super().__init__(shape, dtype, name=name, requires_grad=requires_grad)
-        self.inputs = tuple(inputs)
+        self.inputs, self.shape, self.dtype, self.name = tuple(inputs), tuple(shape), dtype, name
+        self.requires_grad = is_continuous(dtype) and (leaf_grad or any(node.requires_grad for node in inputs))
+        # Of the last forward and backward pass of a Graph; nothing else ever changes.
+        self.forwarded: Tensor | None = None
+        self.gradient: Tensor | None = None
         self._known_form: Form | None = None
         self._item: tuple[ref[_Nodes], int] | None = None
+
+    def _check_operand(self) -> None:
+        """Raise ValueError for integer operands: only leaves and casts may have an integer dtype."""
+        operand = self.inputs[0]
+        if not is_continuous(operand.dtype):
+            message = f"expected a floating or complex operand, got {operand.dtype} of {operand.label}: Cast it first"
+            raise ValueError(f"{self.label}: {message}")
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """Copy and pickle without recursion; a node that is shared within a copy stays one node."""
@@ -141,6 +155,47 @@ class Node(TensorSlot):
         (node,) = _restored([(type(self), (), self.__getstate__())]).nodes
         node.inputs = self.inputs
         return cast(Self, node)
+
+    @property
+    def label(self) -> str:
+        """Return the class and the name, for messages."""
+        return f"{type(self).__name__} {self.name!r}" if self.name else type(self).__name__
+
+    @property
+    def rank(self) -> int:
+        """Return the number of axes: 0 for a scalar, 1 for shape [1]."""
+        return len(self.shape)
+
+    def value(self) -> Tensor:
+        """Return the tensor that the last forward pass computed.
+
+        Raises:
+            ValueError: there was no forward pass, or a leaf holds nothing.
+        """
+        if self.forwarded is None:
+            message = "expected a forward pass first (Graph.forward), or a leaf with a value"
+            raise ValueError(f"{self.label}: value: {message}")
+        return self.forwarded
+
+    def has_grad(self) -> bool:
+        """Return whether the node depends differentiably on a leaf with `requires_grad`."""
+        return self.requires_grad
+
+    def grad(self) -> Tensor:
+        """Return the accumulated gradient; writing to it seeds a backward pass as `Graph.backward` does.
+
+        Raises:
+            ValueError: the node has no gradient (see `has_grad`) or no value yet.
+        """
+        if not self.requires_grad:
+            raise ValueError(f"{self.label}: grad: expected a node that depends on a leaf with requires_grad=True")
+        if self.gradient is None:
+            self.gradient = torch.zeros(self.shape, dtype=self.dtype, device=self.value().device)
+        return self.gradient
+
+    def __repr__(self) -> str:
+        """Return class, name, shape and dtype."""
+        return f"<{self.label} {list(self.shape)} {dtype_name(self.dtype)}>"
 
     @property
     def form(self) -> Form:
@@ -288,8 +343,24 @@ class LeafNode(Node):
         shape = [int(extent) for extent in shape]
         super().__init__((), shape=shape, dtype=dtype or default, name=name, leaf_grad=leaf_grad)
         self.kind, self.given, self.fill, self.is_identity = LeafKind(kind), value, fill, is_identity
-        check_leaf(self, value, fill, is_identity=is_identity, is_constant=kind == LeafKind.CONSTANT)
+        self._check()
         self.forwarded = None if value is None else value.detach()
+
+    def _check(self) -> None:
+        """Raise ValueError for an extent below 0, a value that does not fit, or several descriptions."""
+        owner, shape, value = self.label, self.shape, self.given
+        if any(extent < 0 for extent in shape):
+            raise ValueError(f"{owner}: shape {list(shape)}: expected extents of at least 0")
+        if value is not None and tuple(value.shape) != shape:
+            raise ValueError(f"{owner}: value: expected shape {list(shape)}, got {list(value.shape)}")
+        if value is not None and value.dtype != self.dtype:
+            raise ValueError(f"{owner}: value: expected dtype {self.dtype}, got {value.dtype}")
+        descriptions = (value is not None) + (self.fill is not None) + self.is_identity
+        if descriptions > 1 or (self.kind != LeafKind.CONSTANT and descriptions > (value is not None)):
+            raise ValueError(f"{owner}: expected a value, or of a constant a fill or an identity, got several")
+        half = len(shape) // 2
+        if self.is_identity and shape[:half] != shape[half:]:
+            raise ValueError(f"{owner}: shape {list(shape)}: expected an identity to have its axes twice")
 
     @property
     def is_described(self) -> bool:
@@ -328,10 +399,36 @@ class _UnaryNode(Node):
         return self.inputs[0]
 
 
-class TransformNode(_UnaryNode):
+class _IndexedNode(Node):
+    """A node with an array of signed indices for each tensor: one integer per axis.
+
+    Equal integers are the same index. A positive index of an operand is kept in the result (in a Transform both sides
+    have it). A negative index of an operand is a dummy, summed over; in the result of a Transform it is new. 0 is not
+    an index, and no tensor has an index twice.
+    """
+
+    __slots__ = ("index_dst",)
+
+    @property
+    def dummy_index(self) -> int:
+        """Return the number of indices that are summed over."""
+        return len({index for array in self.arrays()[1:] for index in array if index < 0})
+
+    @property
+    def new_index(self) -> int:
+        """Return the number of indices that only the result has."""
+        return len(_negatives(self.index_dst))
+
+    @property
+    def repeated_index(self) -> int:
+        """Return the number of indices in all tensors."""
+        return len({*self.index_dst}.intersection(*self.arrays()[1:]))
+
+
+class TransformNode(_IndexedNode, _UnaryNode):
     """`dst[D] = alpha * sum over dummies of src[S]`: transposition, reduction, broadcast, scaling and combinations."""
 
-    __slots__ = ("alpha", "index_dst", "index_src")
+    __slots__ = ("alpha", "index_src")
     argument_name = "alpha"
 
     def __init__(
@@ -359,11 +456,27 @@ class TransformNode(_UnaryNode):
             ValueError: an index array breaks a rule, alpha is not finite, or the source has an integer dtype.
         """
         owner = f"TransformNode {name!r}" if name else "TransformNode"
-        self.index_dst, self.index_src = checked(owner, "index_dst", index_dst), checked(owner, "index_src", index_src)
-        self.alpha = finite(owner, alpha)
-        shape = transform_shape(owner, self.index_dst, self.index_src, source.shape, new_dims)
-        super().__init__([source], shape=shape, dtype=source.dtype, name=name)
-        check_operand(self, self.inputs[0])
+        dst, src = _checked(owner, "index_dst", index_dst), _checked(owner, "index_src", index_src)
+        try:
+            self.alpha = float(alpha)
+        except OverflowError:  # an integer beyond the floats
+            self.alpha = inf
+        if not isfinite(self.alpha):
+            raise ValueError(f"{owner}: alpha: expected a finite number, got {self.alpha}")
+        extents = _extents_of(owner, "index_src", src, source.shape)
+        for other, array, label in ((src, dst, "index_dst"), (dst, src, "index_src")):
+            missing = sorted(index for index in array if index > 0 and index not in other)
+            if missing:
+                message = "expected positive indices on both sides"
+                raise ValueError(f"{owner}: {label} {list(array)}: {message}, got {missing} on this one only")
+        new = _negatives(dst)
+        if len(new) != len(new_dims) or any(extent < 0 for extent in new_dims):
+            message = f"expected an extent of at least 0 for each of the {len(new)} New indices of index_dst"
+            raise ValueError(f"{owner}: new_dims {list(new_dims)}: {message} {list(dst)}")
+        self.index_dst, self.index_src = dst, src
+        extents |= dict(zip(new, new_dims, strict=True))
+        super().__init__([source], shape=[extents[index] for index in dst], dtype=source.dtype, name=name)
+        self._check_operand()
 
     def _form(self) -> Form:
         out, source = _labels(*self.arrays())
@@ -380,26 +493,11 @@ class TransformNode(_UnaryNode):
         """Return the extents of the New indices, in the order of `index_dst`."""
         return tuple(n for index, n in zip(self.index_dst, self.shape, strict=True) if index < 0)
 
-    @property
-    def dummy_index(self) -> int:
-        """Return the number of indices that are summed over."""
-        return len(negatives(self.index_src))
 
-    @property
-    def new_index(self) -> int:
-        """Return the number of indices that only the result has."""
-        return len(negatives(self.index_dst))
-
-    @property
-    def repeated_index(self) -> int:
-        """Return the number of indices on both sides."""
-        return len(self.index_dst) - self.new_index
-
-
-class _PairNode(Node):
+class _PairNode(_IndexedNode):
     """Two operands, an operation between their entries, and a sum over the indices that the result lacks."""
 
-    __slots__ = ("index_dst", "index_src_l", "index_src_r", "operation")
+    __slots__ = ("index_src_l", "index_src_r", "operation")
 
     def __init__(
         self,
@@ -431,15 +529,40 @@ class _PairNode(Node):
         if operation not in ("+", "-", "*"):
             raise ValueError(f"{owner}: operation: expected one of +, -, *, got {operation!r}")
         self.operation: Operation = operation
-        self.index_dst = checked(owner, "index_dst", index_dst)
-        self.index_src_l = checked(owner, "index_src_l", index_src_l)
-        self.index_src_r = checked(owner, "index_src_r", index_src_r)
-        sides = {"index_src_l": (self.index_src_l, left.shape), "index_src_r": (self.index_src_r, right.shape)}
-        extents = pair_extents(owner, self.index_dst, sides)
+        dst = self.index_dst = _checked(owner, "index_dst", index_dst)
+        self.index_src_l = _checked(owner, "index_src_l", index_src_l)
+        self.index_src_r = _checked(owner, "index_src_r", index_src_r)
+        super().__init__([left, right], shape=(), dtype=left.dtype, name=name)
+        extents = self._checked_extents(owner)
         if left.dtype != right.dtype:
             raise ValueError(f"{owner}: expected operands of one dtype (see Cast), got {left.dtype} and {right.dtype}")
-        super().__init__([left, right], shape=[extents[i] for i in self.index_dst], dtype=left.dtype, name=name)
-        check_operand(self, self.inputs[0])
+        self.shape = tuple([extents[index] for index in dst])
+        self._check_operand()
+
+    def _checked_extents(self, owner: str) -> dict[int, int]:
+        """Return the extent of every index.
+
+        Raises:
+            ValueError: an index has two extents, only the result has it, or a positive one is missing in the result.
+        """
+        sides, dst = {"index_src_l": self.index_src_l, "index_src_r": self.index_src_r}, self.index_dst
+        pairs = zip(sides.items(), self.inputs, strict=True)
+        left, right = (_extents_of(owner, *side, operand.shape) for side, operand in pairs)
+        for index in left.keys() & right.keys():
+            if left[index] != right[index]:
+                message = f"expected one extent for index {index}, got {left[index]} on the left and {right[index]}"
+                raise ValueError(f"{owner}: index_src_l and index_src_r: {message} on the right")
+        extents = left | right
+        new = [index for index in dst if index < 0 or index not in extents]
+        if new:
+            message = f"expected indices of the operands, got {new}: compose with a Transform to bring in new ones"
+            raise ValueError(f"{owner}: index_dst {list(dst)}: {message}")
+        for name, indices in sides.items():
+            missing = [index for index in indices if index > 0 and index not in dst]
+            if missing:
+                message = f"expected positive indices to be in index_dst {list(dst)}, got {missing}"
+                raise ValueError(f"{owner}: {name} {list(indices)}: {message}: what is summed over is negative")
+        return extents
 
     def _form(self) -> Form:
         out, left, right = _labels(*self.arrays())
@@ -455,8 +578,9 @@ class _PairNode(Node):
 
     def num_repeats(self, side: int) -> int:
         """Return how often an entry of an operand (0 left, 1 right) is counted: the extents of dummies it lacks."""
-        side_indices, other = (self.index_src_l, self.index_src_r)[:: 1 if side == 0 else -1]
-        return prod(self.extents[index] for index in negatives(other) if index not in side_indices)
+        sides = self.index_src_l, self.index_src_r
+        extents = zip(sides[1 - side], self.inputs[1 - side].shape, strict=True)
+        return prod(extent for index, extent in extents if index < 0 and index not in sides[side])
 
     @property
     def left(self) -> Node:
@@ -467,22 +591,6 @@ class _PairNode(Node):
     def right(self) -> Node:
         """Return the right operand."""
         return self.inputs[1]
-
-    @property
-    def extents(self) -> dict[int, int]:
-        """Return the extent of every index."""
-        left = zip(self.index_src_l, self.left.shape, strict=True)
-        return dict(left) | dict(zip(self.index_src_r, self.right.shape, strict=True))
-
-    @property
-    def dummy_index(self) -> int:
-        """Return the number of indices that are summed over."""
-        return len({*negatives(self.index_src_l), *negatives(self.index_src_r)})
-
-    @property
-    def repeated_index(self) -> int:
-        """Return the number of indices in all three tensors."""
-        return len({*self.index_dst} & {*self.index_src_l} & {*self.index_src_r})
 
 
 class ElementwiseNode(_PairNode):
@@ -523,7 +631,7 @@ class NonlinearNode(_UnaryNode):
     def __init__(self, source: Node, function: Function, *, name: str | None = None) -> None:
         """Describe the function applied; raise ValueError for a source of an integer dtype (see `CastNode`)."""
         super().__init__([source], shape=source.shape, dtype=source.dtype, name=name)
-        check_operand(self, self.inputs[0])
+        self._check_operand()
         self.function = function
 
     def _form(self) -> Form:
@@ -542,6 +650,33 @@ class CastNode(_UnaryNode):
 
     def _form(self) -> Form:
         return Conversion(self.dtype)
+
+
+def _checked(owner: str, name: str, indices: Sequence[int]) -> Indices:
+    """Return an index array as a tuple; owner and name are for messages.
+
+    Raises:
+        ValueError: an index is 0 or occurs twice.
+    """
+    array = tuple(int(index) for index in indices)
+    if 0 in array:
+        raise ValueError(f"{owner}: {name} {list(array)}: expected indices other than 0")
+    if len({*array}) < len(array):
+        twice = next(index for index in array if array.count(index) > 1)
+        raise ValueError(f"{owner}: {name} {list(array)}: expected every index once in a tensor, got {twice} twice")
+    return array
+
+
+def _extents_of(owner: str, name: str, indices: Indices, shape: Sequence[int]) -> dict[int, int]:
+    """Return the extent of every index of a tensor; raise ValueError unless there is one index per axis."""
+    if len(indices) != len(shape):
+        message = f"expected one index for each of the {len(shape)} axes of shape {list(shape)}, got {len(indices)}"
+        raise ValueError(f"{owner}: {name} {list(indices)}: {message}")
+    return dict(zip(indices, shape, strict=True))
+
+
+def _negatives(indices: Sequence[int]) -> Indices:
+    return tuple(index for index in indices if index < 0)
 
 
 def _labels(*arrays: Indices) -> list[Labels]:
@@ -594,7 +729,13 @@ def matrix_product(left: Node, right: Node) -> Node:
     if min(left.rank, right.rank) > 2 and left.rank != right.rank:
         message = f"expected as many batch axes, got {left.shape} and {right.shape}"
         raise ValueError(f"{left.label} @ {right.label}: {message}")
-    return LinearNode(left, right, *matrix_product_indices(left.rank, right.rank))
+    summed, row, column = -1, 1, 2
+    own_l, own_r = (row, summed)[max(0, 2 - left.rank) :], (summed, column)[: right.rank]
+    batch = tuple(range(3, 1 + max(left.rank, right.rank, 2)))
+    src_l, src_r = (
+        (batch if rank > 2 else ()) + side_indices for rank, side_indices in ((left.rank, own_l), (right.rank, own_r))
+    )
+    return LinearNode(left, right, batch + own_l[:-1] + own_r[1:], src_l, src_r)
 
 
 def _constant(number: Node | float, dtype: torch.dtype) -> Node:

@@ -18,13 +18,23 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.custom_node import FIELDS as CUSTOM_FIELDS
 from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, classes_by_name, described, settings_of
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, dtype_name, shortened
-from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.nodes import (
+    CastNode,
+    ElementwiseNode,
+    Indices,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    TransformNode,
+    dtype_name,
+)
 from gflownet.autodiff.softmax import SOFTMAX_NODES
+from gflownet.autodiff.tokens import MAX_LENGTH, shortened
 
 Identifier = int | str
 Indexing = Literal["signed", "positive"]
@@ -39,25 +49,25 @@ KINDS = {spelling: kind for kind, spellings in _SPELLINGS.items() for spelling i
 DEFAULT_DTYPE = torch.float64
 
 _COUNTS = {"dummyIndex": "dummy_index", "newIndex": "new_index", "repeatedIndex": "repeated_index"}
-_EVERY = ("id", "type", "name", "shape")
-_PAIR = ("srcL", "srcR", "indexDst", "indexSrcL", "indexSrcR", "dummyIndex", "repeatedIndex", "op")
-FIELDS: dict[str, tuple[str, ...]] = {
-    "leaf": (*_EVERY, "kind", "dtype", "requiresGrad", "value", "fill", "identity"),
-    "transform": (*_EVERY, "src", "indexDst", "indexSrc", "alpha", "newDims", *_COUNTS),
-    "elementwise": (*_EVERY, *_PAIR),
-    "linear": (*_EVERY, *_PAIR),
-    "nonlinear": (*_EVERY, "src", "function"),
-    "cast": (*_EVERY, "src", "dtype"),
+_PAIR = {
+    **{"srcL": "left", "srcR": "right", "indexDst": "index_dst"},
+    **{"indexSrcL": "index_src_l", "indexSrcR": "index_src_r", "op": "operation"},
 }
-# Attributes of nodes by field.
-_FIELD_OF = {
-    "index_dst": "indexDst",
-    "index_src": "indexSrc",
-    "index_src_l": "indexSrcL",
-    "index_src_r": "indexSrcR",
-    "new_dims": "newDims",
-    "operation": "op",
+# Attributes of computed nodes, which are the arguments of their classes, by field.
+_ATTRIBUTES: dict[str, dict[str, str]] = {
+    "transform": {"src": "source", "indexDst": "index_dst", "indexSrc": "index_src", "alpha": "alpha"}
+    | {"newDims": "new_dims"},
+    "elementwise": _PAIR,
+    "linear": _PAIR,
+    "nonlinear": {"src": "source", "function": "function"},
+    "cast": {"src": "source", "dtype": "dtype"},
 }
+_OPERANDS = ("source", "left", "right")
+_FIELD_OF = {name: field for fields in _ATTRIBUTES.values() for field, name in fields.items() if name not in _OPERANDS}
+_OPTIONAL = {"leaf": ("kind", "dtype", "requiresGrad", "value", "fill", "identity"), "transform": tuple(_COUNTS)}
+_OPTIONAL |= dict.fromkeys(("elementwise", "linear"), ("dummyIndex", "repeatedIndex"))
+FIELDS = {kind: ("id", "type", "name", "shape", *_ATTRIBUTES.get(kind, ()), *_OPTIONAL.get(kind, ())) for kind in TYPES}
+_CLASSES = {kind.type_name(): kind for kind in (TransformNode, ElementwiseNode, LinearNode, NonlinearNode, CastNode)}
 
 
 def read(data: Any, classes: Iterable[type[CustomNode]] = ()) -> tuple[dict[Identifier, Node], list[Node]]:
@@ -111,7 +121,8 @@ class _Reader:
     def node(self) -> Node:
         """Return the node, checked against the shape and the counts of the entry."""
         try:
-            node = self._custom(self.kind) if self.kind else getattr(self, f"_{self.type}")()
+            is_leaf = self.type == "leaf"
+            node = self._custom(self.kind) if self.kind else self._leaf() if is_leaf else self._computed()
         except ValueError as error:
             raise ValueError(self._in_json(str(error))) from error
         shape = self.entry.get("shape")
@@ -141,7 +152,7 @@ class _Reader:
             raise ValueError(f"{self.owner}: {_plain(field)}: expected a field of a {self.type}, perhaps {nearest}")
 
     def _leaf(self) -> Node:
-        dtype = self._dtype(DEFAULT_DTYPE)
+        dtype = self._dtype()
         kind = self.entry.get("kind")
         kind = LeafKind.INPUT if kind is None else kind
         spelled = str(int(kind) if isinstance(kind, int) else kind)
@@ -149,7 +160,11 @@ class _Reader:
             raise ValueError(
                 f"{self.owner}: kind: expected 0, 1, 2, input, parameter or constant, got {shortened(kind)}"
             )
-        shape, tensor = self._integers("shape"), self._tensor("value", dtype)
+        shape, value = self._integers("shape"), self.entry.get("value")
+        try:
+            tensor = None if value is None else tensor_of(value, shape, dtype)
+        except ValueError as error:
+            raise ValueError(f"{self.owner}: value: {error}") from error
         if tensor is not None and not tensor.numel() and 0 in shape:  # lists lose the axes after one of extent 0
             tensor = tensor.reshape(shape)
         return LeafNode(
@@ -163,39 +178,38 @@ class _Reader:
             name=self.name,
         )
 
-    def _transform(self) -> Node:
-        dst, src = self._indices("indexDst", "indexSrc")
-        source, alpha = self._source("src"), self._number("alpha", 1.0) or 0.0
-        new_dims = () if _is_nothing(self.entry.get("newDims")) else self._integers("newDims")
-        if not new_dims and self.entry.get("shape") is not None:
-            shape = self._integers("shape")
-            new_dims = tuple(extent for index, extent in zip(dst, shape, strict=False) if index < 0)
-        return TransformNode(source, dst, src, alpha=alpha, new_dims=new_dims, name=self.name)
+    def _computed(self) -> Node:
+        fields = _ATTRIBUTES[self.type]
+        arguments = {attribute: self._argument(field) for field, attribute in fields.items() if field[:5] != "index"}
+        arrays = self._indices(*(field for field in fields if field[:5] == "index"))
+        arguments |= {fields[field]: array for field, array in arrays.items()}
+        if self.type == "linear":
+            arguments.pop("operation")
+        elif self.type == "transform" and not arguments["new_dims"] and self.entry.get("shape") is not None:
+            extents = zip(arrays["indexDst"], self._integers("shape"), strict=False)
+            arguments["new_dims"] = tuple(extent for index, extent in extents if index < 0)
+        return _CLASSES[self.type](**arguments, name=self.name)
 
-    def _elementwise(self) -> Node:
-        operation = self._required("op")
-        left, right = self._source("srcL"), self._source("srcR")
-        arrays = self._indices("indexDst", "indexSrcL", "indexSrcR")
-        return ElementwiseNode(left, right, *arrays, operation=operation, name=self.name)
-
-    def _linear(self) -> Node:
-        operation = self.entry.get("op")
-        if not _is_nothing(operation) and operation != "*":
-            raise ValueError(f"{self.owner}: op: expected none or * of a linear node, got {shortened(operation)}")
-        left, right = self._source("srcL"), self._source("srcR")
-        return LinearNode(left, right, *self._indices("indexDst", "indexSrcL", "indexSrcR"), name=self.name)
-
-    def _nonlinear(self) -> Node:
-        source = self._source("src")
-        try:
-            function = Function.parse(str(self._required("function")))
-        except ValueError as error:
-            raise ValueError(f"{self.owner}: function: {error}") from error
-        return NonlinearNode(source, function, name=self.name)
-
-    def _cast(self) -> Node:
-        self._required("dtype")
-        return node_classes.CastNode(self._source("src"), self._dtype(DEFAULT_DTYPE), name=self.name)
+    def _argument(self, field: str) -> Any:
+        """Return the value of a field that is no index array."""
+        value = self.entry.get(field)
+        if field == "alpha":
+            return self._number("alpha", 1.0)
+        if field == "newDims":
+            return () if _is_nothing(value) else self._integers("newDims")
+        if field == "op" and self.type == "linear":
+            if not _is_nothing(value) and value != "*":
+                raise ValueError(f"{self.owner}: op: expected none or * of a linear node, got {shortened(value)}")
+            return "*"
+        value = self._required(field)
+        if field == "function":
+            try:
+                return Function.parse(str(value))
+            except ValueError as error:
+                raise ValueError(f"{self.owner}: function: {error}") from error
+        if field in ("op", "dtype"):
+            return value if field == "op" else self._dtype()
+        return self._named(value, field)
 
     def _custom(self, kind: type[CustomNode]) -> Node:
         sources = self._required("src")
@@ -211,9 +225,6 @@ class _Reader:
             raise ValueError(f"{self.owner}: expected a field {field}, got none")
         return self.entry[field]
 
-    def _source(self, field: str) -> Node:
-        return self._named(self._required(field), field)
-
     def _named(self, identifier: Any, field: str = "src") -> Node:
         node = self.nodes.get(str(identifier))
         if node is None:
@@ -228,24 +239,20 @@ class _Reader:
             raise ValueError(f"{self.owner}: {field}: expected a list of integers, got {shortened(entry)}")
         return tuple(int(value) for value in values)
 
-    def _indices(self, *fields: str) -> list[Indices]:
-        arrays = [self._integers(field) for field in fields]
-        if self.indexing == "signed":
+    def _indices(self, *fields: str) -> dict[str, Indices]:
+        arrays = {field: self._integers(field) for field in fields}
+        if self.indexing == "signed" or not arrays:
             return arrays
-        for field, array in zip(fields, arrays, strict=True):
+        for field, array in arrays.items():
             if any(index < 1 for index in array):
                 raise ValueError(f"{self.owner}: {field}: expected positive integers (indexing), got {list(array)}")
-        dst, sources = {*arrays[0]}, {index for array in arrays[1:] for index in array}
+        first, *others = arrays.values()
+        dst, sources = {*first}, {index for array in others for index in array}
         # An index that only the result of two operands has stays positive, so that the node reports it.
         is_shared = (dst & sources).__contains__ if self.type == "transform" else dst.__contains__
-        return [tuple(index if is_shared(index) else -index for index in array) for array in arrays]
-
-    def _tensor(self, field: str, dtype: torch.dtype) -> torch.Tensor | None:
-        value = self.entry.get(field)
-        try:
-            return None if value is None else tensor_of(value, self._integers("shape"), dtype)
-        except ValueError as error:
-            raise ValueError(f"{self.owner}: {field}: {error}") from error
+        return {
+            field: tuple(index if is_shared(index) else -index for index in array) for field, array in arrays.items()
+        }
 
     def _flag(self, field: str) -> bool | None:
         value = self.entry.get(field)
@@ -265,10 +272,10 @@ class _Reader:
             message = f"expected a number that a float can hold, got {shortened(value)}"
             raise ValueError(f"{self.owner}: {field}: {message}") from error
 
-    def _dtype(self, default: torch.dtype) -> torch.dtype:
+    def _dtype(self) -> torch.dtype:
         name = self.entry.get("dtype")
         if name is None:
-            return default
+            return DEFAULT_DTYPE
         dtype = getattr(torch, str(name).removeprefix("torch."), None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{self.owner}: dtype: expected the name of a dtype of torch, got {shortened(name)}")
@@ -291,44 +298,34 @@ def write(ids: Mapping[Identifier, Node], outputs: Sequence[Node], *, indexing: 
 
 def _fields(node: Node, ids: Mapping[Node, Identifier], indexing: Indexing) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": node.type_name(), "shape": list(node.shape)}
-    sources = [ids[source] for source in node.inputs]
     if isinstance(node, CustomNode):
-        return entry | {"src": sources} | described(node.function)
+        return entry | {"src": [ids[source] for source in node.inputs]} | described(node.function)
     if isinstance(node, LeafNode):
-        return entry | _leaf_fields(node)
-    if isinstance(node, TransformNode):
-        arrays = [node.index_dst, node.index_src] if indexing == "signed" else _positive(node)
-        entry |= {"src": sources[0], "indexDst": list(arrays[0]), "indexSrc": list(arrays[1])}
-        return entry | {"alpha": node.alpha, "newDims": list(node.new_dims)}
-    if isinstance(node, ElementwiseNode | LinearNode):
-        arrays = node.arrays() if indexing == "signed" else _positive(node)
-        entry |= {"srcL": sources[0], "srcR": sources[1]}
-        entry |= dict(zip(("indexDst", "indexSrcL", "indexSrcR"), map(list, arrays), strict=True))
-        return entry | ({"op": node.operation} if isinstance(node, ElementwiseNode) else {})
-    if isinstance(node, NonlinearNode):
-        return entry | {"src": sources[0], "function": str(node.function)}
-    return entry | {"src": sources[0], "dtype": dtype_name(node.dtype)}
-
-
-def _leaf_fields(leaf: LeafNode) -> dict[str, Any]:
-    entry: dict[str, Any] = {"kind": int(leaf.kind)}
-    if leaf.dtype != DEFAULT_DTYPE:
-        entry["dtype"] = dtype_name(leaf.dtype)
-    if leaf.requires_grad != (leaf.kind != LeafKind.CONSTANT):
-        entry["requiresGrad"] = leaf.requires_grad
-    if leaf.given is not None:
-        entry["value"] = numbers_of(leaf.given)
-    if leaf.fill is not None:
-        entry["fill"] = leaf.fill
-    if leaf.is_identity:
-        entry["identity"] = True
+        described_by = {"fill": node.fill, "identity": node.is_identity or None}
+        described_by["dtype"] = None if node.dtype == DEFAULT_DTYPE else dtype_name(node.dtype)
+        described_by["value"] = None if node.given is None else numbers_of(node.given)
+        is_usual = node.requires_grad == (node.kind != LeafKind.CONSTANT)
+        described_by["requiresGrad"] = None if is_usual else node.requires_grad
+        return entry | {"kind": int(node.kind)} | {name: v for name, v in described_by.items() if v is not None}
+    arrays: dict[str, Any] = {}
+    if indexing == "positive":  # by first appearance
+        numbers: dict[int, int] = {}
+        positive = [[numbers.setdefault(index, len(numbers) + 1) for index in array] for array in node.arrays()]
+        names = (name for name in _ATTRIBUTES[node.type_name()].values() if name.startswith("index"))
+        arrays = dict(zip(names, positive, strict=False))
+    for field, attribute in _ATTRIBUTES[node.type_name()].items():
+        value = arrays[attribute] if attribute in arrays else getattr(node, attribute)
+        if isinstance(value, Node):
+            entry[field] = ids[value]
+        elif attribute != "operation" or isinstance(node, ElementwiseNode):
+            entry[field] = _plain_value(value)
     return entry
 
 
-def _positive(node: Node) -> list[Indices]:
-    """Return the index arrays of a node with positive numbers, by first appearance."""
-    numbers: dict[int, int] = {}
-    return [tuple([numbers.setdefault(index, len(numbers) + 1) for index in array]) for array in node.arrays()]
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Function):
+        return str(value)
+    return dtype_name(value) if isinstance(value, torch.dtype) else list(value) if isinstance(value, tuple) else value
 
 
 def numbers_of(tensor: torch.Tensor) -> Any:

@@ -304,7 +304,9 @@ class Terms:
                 waiting.extend([(coefficient * inner, part) for inner, part in parts])
                 continue
             if isinstance(term, View) and term.alpha != 1.0:
-                coefficient, term = coefficient * term.alpha, self._unscaled(term)
+                coefficient *= term.alpha
+                source = term.inputs[0] if term.inputs else None
+                term = self.view(1.0, source, term.labels, term.out, extents_of(term), term.dtype)
             coefficients[term] = coefficients.get(term, 0.0) + coefficient
         left = [(coefficient, term) for term, coefficient in coefficients.items() if coefficient != 0.0]
         if not left:
@@ -336,10 +338,6 @@ class Terms:
         for group in groups.values():
             merged.extend(group if len(group) == 1 else [(1.0, self.add(group, shape, dtype))])
         return merged
-
-    def _unscaled(self, term: View) -> Term:
-        source = term.inputs[0] if term.inputs else None
-        return self.view(1.0, source, term.labels, term.out, extents_of(term), term.dtype)
 
     def _sum(self, left: list[tuple[float, Term]], shape: Sequence[int], dtype: torch.dtype) -> Term:
         left.sort(key=lambda pair: pair[1].uid)

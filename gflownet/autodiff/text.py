@@ -30,7 +30,7 @@ import torch
 from gflownet.autodiff.custom_node import CustomNode, described
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.listing import Declaration, Form, Listing, Place, Reference, Statement
+from gflownet.autodiff.listing import Declaration, Form, Listing, Reference, Statement
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, Node
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE
 from gflownet.autodiff.tokens import Tokens
@@ -52,13 +52,9 @@ class Line(Tokens):
         self.number = number
 
     @property
-    def place(self) -> Place:
+    def place(self) -> str:
         """Return the position of the next token."""
-        return Place(self.number, self.token.column)
-
-    def located(self, message: str) -> ValueError:
-        """Return the error of a message at the next token."""
-        return self.place.error(message)
+        return f"line {self.number}, {super().place}"
 
     def name(self) -> str:
         """Read a name."""
@@ -116,7 +112,7 @@ class Line(Tokens):
             return self._scaled(target, summed)
         form, operands = self._pair()
         if summed and form in ("+", "-"):
-            raise operands[0].place.error("expected parentheses: the sum covers both operands")
+            raise ValueError(f"{operands[0].place}: expected parentheses: the sum covers both operands")
         return Statement(target, form, operands, summed)
 
     def _scaled(self, target: Reference, summed: tuple[str, ...]) -> Statement:
@@ -152,7 +148,7 @@ class Line(Tokens):
         try:
             function = Function.parse(formula if formula is not None else f"{'('.join(names)}(x{')' * len(names)}")
         except ValueError as error:
-            raise place.error(str(error)) from error
+            raise ValueError(f"{place}: {error}") from error
         return Statement(target, "nonlinear", (operand,), function=function)
 
     def _summed(self) -> tuple[str, ...]:

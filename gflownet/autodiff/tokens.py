@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
-from gflownet.autodiff.node_checks import MAX_LENGTH, shortened
+MAX_LENGTH = 60
 
+_QUOTED = reprlib.Repr()
+_QUOTED.maxstring = _QUOTED.maxother = MAX_LENGTH
 _TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<formula>\{[^}]*\})|(?P<sign>\*\*|[][(),:=*/@+-])|(?P<other>.)"
@@ -19,6 +22,15 @@ _POWERS = ("power", "pow")  # functions with a number as argument
 _MAX_READERS = 25_000  # at once, five for each nested call
 _Joining = Callable[[Iterable[Any]], Any]
 _Reader = Generator[Any, Any, Any]
+
+
+def shortened(value: object) -> str:
+    """Return the repr of a value in one line, long ones abbreviated."""
+    try:
+        text = " ".join(_QUOTED.repr(value).split())
+    except ValueError:  # an integer of more digits than Python writes out
+        return f"a long {type(value).__name__}"
+    return text if len(text) <= MAX_LENGTH + 2 else f"{text[: MAX_LENGTH - 3]}..."
 
 
 @dataclass(frozen=True)
@@ -57,11 +69,12 @@ class Tokens:
     def error(self, expected: str) -> ValueError:
         """Return the error at the next token."""
         got = shortened(self.text) if self.text else "the end of the line"
-        return self.located(f"{expected}, got {got}")
+        return ValueError(f"{self.place}: {expected}, got {got}")
 
-    def located(self, message: str) -> ValueError:
-        """Return the error of a message at the next token."""
-        return ValueError(f"column {self.token.column}: {message}")
+    @property
+    def place(self) -> str:
+        """Return the position of the next token."""
+        return f"column {self.token.column}"
 
     def is_done(self) -> bool:
         """Return whether all tokens are read."""
@@ -174,7 +187,7 @@ class _Formula(Tokens):
         if self.takes("**"):
             exponent = yield self._signed()
             if not isinstance(exponent, self._constant):
-                raise self.located("expected + - * / and ** with a number")
+                raise ValueError(f"{self.place}: expected + - * / and ** with a number")
             function = function**exponent.value
         return -function if is_negative else function
 

@@ -35,10 +35,10 @@ from gflownet.certificate.optimum import SymmetryTermError, exact_optimum, wrong
 from gflownet.certificate.result import Certified, RunCertificate
 from gflownet.certificate.rules import check_rules, limit_violations, uniform_violations
 from gflownet.certificate.subject import Subject, repeated
-from gflownet.data.sampler import sample_forward, uniform_states
 from gflownet.errors import counted
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.store.evaluations import EvaluationStatus, Identity
+from gflownet.learning.sampler import sample_forward, uniform_states
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch

@@ -24,14 +24,14 @@ from gflownet.certificate.exact import (
     total_variation,
 )
 from gflownet.certificate.result import EstimatedCertificate, ExactCertificate, SymmetryClass
-from gflownet.data.sampler import sample_backward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.statistics import Interval, bootstrap, pearson, spearman
+from gflownet.learning.sampler import sample_backward
 from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 
 NUM_ROLLOUTS = 10  # backward trajectories from each state with an estimated p(x)
 _CHUNK = 256  # trajectories evaluated at once, to bound memory
@@ -118,21 +118,17 @@ def log_weights(log_ratios: Tensor, log_reward: Tensor, log_symmetry: Tensor) ->
     return log_reward.double() + log_symmetry.double() - log_ratios
 
 
-def evidence_lower_bound(log_weight: Tensor, *, seed: int) -> Interval:
-    """Return E[log w] over the policy's own trajectories, at most log Z: ELBO = log Z - KL(P_F || R P_B / Z)."""
-    return bootstrap(np.mean, [_array(log_weight)], seed=seed)
+def evidence_bound(log_weight: Tensor, *, seed: int) -> Interval:
+    """Return E[log w]: over the policy's own trajectories at most log Z, ELBO = log Z - KL(P_F || R P_B / Z).
 
-
-def evidence_upper_bound(log_weight: Tensor, *, seed: int) -> Interval:
-    """Return E[log w] over trajectories sampled backward (P_B) from samples of the target, at least log Z.
-
+    Over trajectories sampled backward (P_B) from samples of the target it is at least log Z:
     EUBO = log Z + KL(R P_B / Z || P_F) (Blessing et al. 2024, Beyond ELBOs).
     """
     return bootstrap(np.mean, [_array(log_weight)], seed=seed)
 
 
 def reweighted_upper_bound(log_reward: Tensor, log_prob: Tensor, log_weight: Tensor, *, seed: int) -> Interval:
-    """Return the same bound from samples of the policy, weighted by R(x) / p(x), if there are none of the target.
+    """Return the upper bound from samples of the policy, weighted by R(x) / p(x), if there are none of the target.
 
     It ignores states that the policy never samples, so it is too low on average.
 
@@ -296,7 +292,7 @@ def certify_by_estimates(
         subset_size=size,
         num_rollouts=num_rollouts,
         effective_rollouts=float(effective_sample_size(checked.log_ratio).mean()),
-        elbo=evidence_lower_bound(log_weight, seed=seed),
+        elbo=evidence_bound(log_weight, seed=seed),
         log_z=log_z,
         eubo=reweighted_upper_bound(checked.log_reward[ends], log_prob[ends], back[ends], seed=seed),
         learned_log_z=learned_log_z,

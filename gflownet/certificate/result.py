@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gflownet.metrics.statistics import Interval
+    from gflownet.evaluation.statistics import Interval
 
 NO_DISTANCE = 1e-9  # total variation caused by rounding alone
 SLOPE_ROUNDING = 1e-5  # error of a slope in single precision; intervals may be narrower

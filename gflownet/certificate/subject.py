@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import Exploration, assembled, sample_backward, sample_forward, sampled_steps
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
@@ -19,6 +18,7 @@ from gflownet.evaluation.store.claims import Store
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.canonical import Candidate
+from gflownet.learning.sampler import Exploration, assembled, sample_backward, sample_forward, sampled_steps
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates

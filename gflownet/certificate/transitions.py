@@ -16,9 +16,8 @@ from gflownet.certificate.exact import Steps, first_positions, legal_steps
 from gflownet.certificate.result import Check, Violation
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.states import ABSENT, UNSET, GraphStates, count_bridges, transitive_closure
+from gflownet.mdp.states import ABSENT, MAIN_EDGE, UNSET, GraphStates, count_bridges, transitive_closure
 
-_MAIN_EDGE = 0  # the edge type that reachability follows
 _MAX_TEXT = 300  # characters of a state as text
 
 
@@ -35,7 +34,7 @@ def shown_state(env: Environment, states: GraphStates, index: int) -> str:
     graph = env.coloured_graph(states, index)
     nodes = ", ".join(f"{node} {_shown(colour)}" for node, colour in enumerate(graph.node_colours))
     labels = {ends: _shown(colour) for ends, colour in graph.edge_colours.items()}
-    plain = set(labels.values()) == {env.vocabulary.edge_types[_MAIN_EDGE]}
+    plain = set(labels.values()) == {env.vocabulary.edge_types[MAIN_EDGE]}
     arrow = "->" if graph.directed else "-"
     edges = ", ".join(
         f"{source}{arrow}{target}{'' if plain else ' ' + labels[source, target]}" for source, target in sorted(labels)
@@ -83,7 +82,7 @@ def _problems(env: Environment, states: GraphStates) -> Iterator[tuple[str, Tens
     if vocabulary.ranked:
         yield "ranked inputs have ranks 0, 1, ...", _any(_has_wrong_ranks(env, states))
     if vocabulary.directed:
-        closure = transitive_closure(states.edge_type == _MAIN_EDGE)
+        closure = transitive_closure(states.edge_type == MAIN_EDGE)
         yield "reachability follows from the edges", _any(states.reach != closure)
     else:
         yield "undirected edges are stored both ways", _any(states.edge_type != states.edge_type.transpose(1, 2))

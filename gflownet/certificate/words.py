@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gflownet.certificate.result import NO_DISTANCE, Certified, RuleReport, RunCertificate
-from gflownet.cli.console import print_line
 from gflownet.errors import counted
+from gflownet.terminal.console import print_line
 
 # Maximum total variation, or upper end of the interval of the flow consistency, of a network that is trained enough.
 CONVERGED = 0.05

@@ -9,13 +9,13 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
-from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, positive_integer, program, run_command
-from gflownet.cli.interrupts import stop_signals
 from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder
+from gflownet.terminal.arguments import EXIT_SIGNAL, CommandLine, positive_integer, program, run_command
+from gflownet.terminal.interrupts import stop_signals
 
 if TYPE_CHECKING:
-    from gflownet.comparison.plan import Plan
+    from gflownet.cli.comparison import Plan
 
 _STOP_MESSAGE = "\nstopping: running evaluations are cancelled; repeat the command to continue\n"
 
@@ -32,7 +32,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: an unknown option, or a wrong or missing value.
     """
-    from gflownet.comparison.plan import check_overrides
+    from gflownet.cli.comparison import check_overrides
 
     options = command_line().parse_intermixed_args(arguments)
     words, options.overrides, options.runs = options.overrides, [], []
@@ -105,7 +105,7 @@ def _run_methods(plan: Plan, options: argparse.Namespace, page: Path) -> int:
     # Imported here: --help and errors of the command line wait for nothing.
     from rich.console import Console
 
-    from gflownet.cli.console import make_console
+    from gflownet.terminal.console import make_console
 
     console = Console(quiet=True) if options.quiet else make_console()
     with stop_signals(message=_STOP_MESSAGE) as stop:
@@ -127,7 +127,7 @@ def _show(options: argparse.Namespace, runs: Sequence[Path], page: Path | None) 
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """Return the plan of a command line. Raises UserError for unknown methods."""
-    from gflownet.comparison.plan import Plan, read_methods
+    from gflownet.cli.comparison import Plan, read_methods
     from gflownet.config import config_of_task
 
     source = options.config or config_of_task(options.overrides)

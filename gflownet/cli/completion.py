@@ -11,7 +11,7 @@ from argcomplete.completers import FilesCompleter
 from argcomplete.finders import CompletionFinder
 from argcomplete.lexers import split_line
 
-from gflownet.cli.arguments import COMMANDS, CommandLine
+from gflownet.terminal.arguments import COMMANDS, CommandLine
 
 if TYPE_CHECKING:
     from gflownet.options import Option
@@ -83,10 +83,10 @@ def _completions(options: Mapping[str, Option], prefix: str) -> dict[str, str]:
 
 def _options_of_run(words: Sequence[str], prefix: str) -> dict[str, Option]:
     """Return the options of a run, with those of the classes that the words choose where the prefix begins one."""
-    from gflownet.cli.parser import parse
     from gflownet.config import OPTIONS, command_config
     from gflownet.options import find_options
     from gflownet.run.extensions import choices
+    from gflownet.run.parser import parse
 
     options = dict(OPTIONS)
     if not prefix.startswith(tuple(f"{name}." for name, item in OPTIONS.items() if item.type_name == "group")):

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gflownet.cli.arguments import CommandLine, positive_integer, program, run_command
 from gflownet.errors import UserError, counted, printable
 from gflownet.evaluation.executors.machine import check_device
 from gflownet.files import cannot_write
 from gflownet.records.marker import check_checkpoint
 from gflownet.records.trust import HELP, limited, trusting
+from gflownet.terminal.arguments import CommandLine, positive_integer, program, run_command
 
 if TYPE_CHECKING:
     from gflownet.cli.sample_records import LogProbs, SampleRecord
@@ -57,7 +57,12 @@ def command_line() -> CommandLine:
         help="direction in the space of objectives, --focus=-1,1 for negative ones (default: as in training)",
     )
     add("--greediness", type=float, default=0.0, metavar="P", help="p in [0, 1] of QGFN (default: 0)")
-    add("--variant", choices=("p_greedy", "p_quantile", "p_of_max"), help="of QGFN (default: as in the run)")
+    add(
+        "--variant",
+        default="p_of_max",
+        choices=("p_greedy", "p_quantile", "p_of_max"),
+        help="of QGFN (default: p_of_max)",
+    )
     add("--trust", action="store_true", help=HELP)
     add("--device", default="cpu", help="of the networks: cpu, cuda or cuda:N (default: cpu)")
     group = parser.add_argument_group("log p(x), the probability of the graph over all its trajectories")

@@ -23,7 +23,6 @@ from gflownet.certificate.estimates import (
     with_learned_backward,
 )
 from gflownet.certificate.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
-from gflownet.data.sampler import conditions_of
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.store.claims import NoStore, Store
@@ -31,6 +30,7 @@ from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationStore, Identity
 from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.evaluation.store.rows import EvaluationStatus
+from gflownet.learning.sampler import conditions_of
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run.sampling import RestoredPolicy
 from gflownet.workers.process import Stream, stream_seed

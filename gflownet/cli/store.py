@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.cli.arguments import CommandLine, positive_integer, program, run_command
 from gflownet.errors import UserError, counted, printable
 from gflownet.files import parse_json, read_yaml
 from gflownet.records.trust import CONFIG_NAME, HELP, check_config, trusting
+from gflownet.terminal.arguments import CommandLine, positive_integer, program, run_command
 
 if TYPE_CHECKING:
     from gflownet.evaluation.store.overview import Row, StoreOverview

@@ -1,7 +1,7 @@
-from .cell_design import CELLS as CELLS
-from .cell_design import read_design as read_design
-from .cells import CellEnv as CellEnv
+from .cells import CELLS as CELLS
 from .cells import CellGraphEnv as CellGraphEnv
+from .cells import cell_env as cell_env
+from .cells import read_design as read_design
 from .choice_places import read_places as read_places
 from .choices import ChoicesEnv as ChoicesEnv
 from .computation_graph import ComputationGraphEnv as ComputationGraphEnv

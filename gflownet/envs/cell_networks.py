@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from gflownet.envs.choice_limits import Point, SummedCosts
 from gflownet.envs.skeleton import KEY, NetworkWriter, Skeleton, Stage, Step, add_classifier, stage_starts
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.composites.convolution_blocks import dimensions
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.typed import OperationCost, graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.operations.tensor_shape import Shape
 
 IDENTITY = Step({"name": "identity"})
@@ -31,18 +32,6 @@ class Cell:
     def code(self, cell: Assignment) -> str:
         """Return one digit per place, the operation's position: the key of the tables."""
         return "".join(str(self.operations.index(str(operation))) for operation in cell.values)
-
-
-@dataclass(frozen=True)
-class SlotCosts:
-    """Parameters and multiply-adds of networks: those of the skeleton plus those of each place's operation."""
-
-    skeleton: OperationCost
-    places: tuple[tuple[OperationCost, ...], ...]  # [N places][V operations]
-
-    def of(self, choice: Sequence[int]) -> OperationCost:
-        """Return the cost of the operations at these positions, one per place."""
-        return sum((costs[value] for costs, value in zip(self.places, choice, strict=True)), self.skeleton)
 
 
 @dataclass(eq=False)
@@ -64,34 +53,38 @@ class SlotNetworks(ABC):
         return self._network([str(operation) for operation in candidate.values]).graph()
 
     @cached_property
-    def costs(self) -> SlotCosts:
+    def costs(self) -> SummedCosts:
         """Return the costs of every operation at every place; they add up."""
-        places = [[OperationCost()] * len(self.cell.operations) for _ in self.cell.places]
-        for place, value, cost in self._place_costs():
-            places[place][value] = places[place][value] + cost
+        places = [[(0, 0)] * len(self.cell.operations) for _ in self.cell.places]
+        for place, value, (parameters, multiply_adds) in self._place_costs():
+            before = places[place][value]
+            places[place][value] = before[0] + parameters, before[1] + multiply_adds
         first = graph_cost(self.graph(Assignment(self.cell.places, (self.cell.operations[0],) * len(self.cell.places))))
-        of_places = sum((costs[0] for costs in places), OperationCost())
-        skeleton = OperationCost(
-            first.num_parameters - of_places.num_parameters, first.multiply_adds - of_places.multiply_adds
-        )
-        return SlotCosts(skeleton, tuple(map(tuple, places)))
+        parameters, multiply_adds = (sum(costs[0][axis] for costs in places) for axis in range(2))
+        base = first.num_parameters - parameters, first.multiply_adds - multiply_adds
+        return SummedCosts(base, tuple(map(tuple, places)))
 
     @abstractmethod
     def _network(self, choice: Sequence[str]) -> NetworkWriter:
         """Return the network of one operation per place."""
 
     @abstractmethod
-    def _place_costs(self) -> list[tuple[int, int, OperationCost]]:
+    def _place_costs(self) -> list[tuple[int, int, Point]]:
         """Return (place, position of the operation, cost) of every operation at every place of the network."""
 
-    def _checked(self, steps: Sequence[Step], name: str, shape: Shape, expected: Shape) -> None:
-        """Raise UserError unless steps map one shape to another."""
+    def _cost(self, steps: Sequence[Step], name: str, shape: Shape, expected: Shape) -> Point:
+        """Return the cost of complete steps. Raises UserError unless they map one shape to the other."""
+        got, costs = shape, [(0, 0)]
         try:
-            got = shape_after(steps, shape)
+            for step in steps:
+                before, got = got, step.shape_after(got)
+                costs.append(step.applied().at({"input": before}).cost)
         except ValueError as error:
             raise UserError(f"env.cells.operations.{name}: {error}") from None
         if got != expected:
             raise UserError(f"env.cells.operations.{name}: expected an output {expected} for {shape}, got {got}")
+        parameters, multiply_adds = map(sum, zip(*costs, strict=True))
+        return parameters, multiply_adds
 
 
 class EdgeNetworks(SlotNetworks):
@@ -141,15 +134,13 @@ class EdgeNetworks(SlotNetworks):
     def _steps(self, name: str, stage: Stage) -> list[Step]:
         return [step.at(stage.features) for step in self.operations[name]]
 
-    def _place_costs(self) -> list[tuple[int, int, OperationCost]]:
+    def _place_costs(self) -> list[tuple[int, int, Point]]:
         costs = []
         writer = NetworkWriter(self.input_shape)
         for _, stage in self._stages(writer):
             for value, name in enumerate(self.cell.operations):
-                steps = self._steps(name, stage)
-                self._checked(steps, name, writer.shape, writer.shape)
-                cost = cost_of(steps, writer.shape)
-                total = OperationCost(stage.repeat * cost.num_parameters, stage.repeat * cost.multiply_adds)
+                parameters, multiply_adds = self._cost(self._steps(name, stage), name, writer.shape, writer.shape)
+                total = stage.repeat * parameters, stage.repeat * multiply_adds
                 costs += [(place, value, total) for place in range(len(self.cell.places))]
         return costs
 
@@ -183,7 +174,7 @@ class LayerNetworks(SlotNetworks):
         changed = [Step(project).at(stage.features, stride), Step({"name": "batch_norm"})]
         return [*changed, *(step.at(stage.features) for step in steps if step.name != "identity")]
 
-    def _place_costs(self) -> list[tuple[int, int, OperationCost]]:
+    def _place_costs(self) -> list[tuple[int, int, Point]]:
         costs, place = [], 0
         writer = NetworkWriter(self.input_shape)
         for _, stage in stage_starts(self.skeleton, writer):
@@ -192,8 +183,7 @@ class LayerNetworks(SlotNetworks):
                 choices = [self._steps(name, stage, before, is_first=layer == 0) for name in self.cell.operations]
                 writer.chain(choices[0])
                 for value, (name, steps) in enumerate(zip(self.cell.operations, choices, strict=True)):
-                    self._checked(steps, name, before, writer.shape)
-                    costs.append((place, value, cost_of(steps, before)))
+                    costs.append((place, value, self._cost(steps, name, before, writer.shape)))
                 place += 1
         return costs
 
@@ -298,18 +288,3 @@ def ends_of(place: str) -> tuple[int, int]:
     """Return target and source of an edge `target<-source`."""
     target, _, source = place.partition("<-")
     return int(target), int(source)
-
-
-def shape_after(steps: Sequence[Step], shape: Shape) -> Shape:
-    """Return the output shape of complete steps. Raises ShapeError where one cannot be applied."""
-    for step in steps:
-        shape = step.shape_after(shape)
-    return shape
-
-
-def cost_of(steps: Sequence[Step], shape: Shape) -> OperationCost:
-    """Return the cost of complete steps."""
-    total = OperationCost()
-    for step in steps:
-        total, shape = total + step.cost_at(shape), step.shape_after(shape)
-    return total

@@ -4,181 +4,159 @@ Cells are identified by their places: two cells of NAS-Bench-201 with the same f
 In the graph of the operations of a cell with places, nodes 0 .. S - 1 are the operations, S is the input, S + 1 the
 output.
 
-Letters: B states or cells, N or S places, V operations, K numbers of empty places by class, F points of a Pareto front.
+Letters: B states or cells, S places, V operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gflownet.envs.cell_design import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_OPERATIONS, SKELETONS, read_design
-from gflownet.envs.cell_networks import Cell, GraphNetworks, SlotCosts, ends_of
+from gflownet.envs.cell_networks import Cell, EdgeNetworks, GraphNetworks, LayerNetworks, ends_of
+from gflownet.envs.choice_limits import SummedCosts
+from gflownet.envs.choice_places import Place, Places
+from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
-from gflownet.envs.slots import Caps, SlotEnv
+from gflownet.envs.skeleton import Skeleton, Step, read_skeleton, read_steps
 from gflownet.errors import UserError
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.typed import OperationCost
-from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
-from gflownet.mdp.environment import Environment, Rule, Rules
-from gflownet.mdp.states import NO_EDGE, NO_LIMIT, UNSET, Attribute, GraphStates, LabelledGraphs
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, LabelledGraphs
 from gflownet.operations.tensor_shape import Shape
 
-Point = tuple[int, int]  # parameters, multiply-adds
+KEY = "env.cells"
+# Images and classes of CIFAR-10, for a task that names none.
+CIFAR_SHAPE, CIFAR_CLASSES = Shape.of((3, 32, 32)), 10
 
-MAX_FRONTS = 100_000
+# Dong and Yang 2020: the edges of a graph of four nodes.
+NAS_BENCH_201 = Cell(
+    ("1<-0", "2<-0", "2<-1", "3<-0", "3<-1", "3<-2"),
+    ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3"),
+    zeros=("none",),
+)
+# Su et al. 2021: eight layers, identity or an inverted bottleneck.
+NAS_BENCH_MACRO = Cell(tuple(f"layer{i}" for i in range(8)), ("identity", "mb3_k3", "mb6_k5"))
+CELLS = {"nb201": NAS_BENCH_201, "nb_macro": NAS_BENCH_MACRO}
+# Ying et al. 2019.
+NB101_OPERATIONS = ("conv3x3-bn-relu", "conv1x1-bn-relu", "maxpool3x3")
+
+OPERATIONS: dict[str, dict[str, Any]] = {
+    "nb201": {
+        "none": "zero",
+        "skip_connect": "identity",
+        "nor_conv_1x1": {"name": "relu_conv_bn", "kernel_size": 1},
+        "nor_conv_3x3": {"name": "relu_conv_bn", "kernel_size": 3},
+        "avg_pool_3x3": {"name": "avg_pool2d", "kernel_size": 3, "stride": 1, "padding": "same"},
+    },
+    "nb_macro": {
+        "identity": "identity",
+        "mb3_k3": {"name": "inverted_bottleneck", "expansion": 3, "kernel_size": 3},
+        "mb6_k5": {"name": "inverted_bottleneck", "expansion": 6, "kernel_size": 5},
+    },
+    "nb101": {
+        "conv3x3-bn-relu": {"name": "conv_bn_relu", "kernel_size": 3},
+        "conv1x1-bn-relu": {"name": "conv_bn_relu", "kernel_size": 1},
+        "maxpool3x3": {"name": "max_pool2d", "kernel_size": 3, "stride": 1, "padding": "same"},
+    },
+}
+_STEM = {"name": "conv2d", "kernel_size": 3, "bias": False}
+_RELU6 = {"name": "batch_norm", "activation": "relu6"}
+SKELETONS: dict[str, dict[str, Any]] = {
+    "nb201": {
+        "stem": [_STEM, "batch_norm"],
+        "stages": [{"features": features, "repeat": 5} for features in (16, 32, 64)],
+        "reduction": "residual_reduction",
+        "head": {"name": "batch_norm", "activation": "relu"},
+    },
+    "nb_macro": {
+        "stem": [{**_STEM, "features": 32}, _RELU6],
+        "stages": [
+            {"features": 64, "repeat": 2, "stride": 2},
+            {"features": 128, "repeat": 3, "stride": 2},
+            {"features": 256, "repeat": 3, "stride": 2},
+        ],
+        "head": [{"name": "conv2d", "features": 1280, "kernel_size": 1, "bias": False}, _RELU6],
+    },
+    "nb101": {
+        "stem": {"name": "conv_bn_relu", "kernel_size": 3},
+        "stages": [{"features": features, "repeat": 3} for features in (128, 256, 512)],
+        "reduction": "max_pool2d",
+    },
+}
 
 
 @dataclass(frozen=True)
-class CostCaps:
-    """Costs of a space and its caps; masks are exact: an action is legal iff a cell within the caps completes it."""
+class CellDesign:
+    """The operations of cells and the skeleton around them."""
 
-    costs: SlotCosts
-    max_parameters: int | None
-    max_multiply_adds: int | None
+    cell: Cell | None  # None: cells are graphs
+    has_layers: bool  # the places are layers, not edges of a repeated cell
+    operations: Mapping[str, Sequence[Step]]
+    skeleton: Skeleton
 
-    @property
-    def caps(self) -> Caps:
-        """Both caps."""
-        return self.max_parameters, self.max_multiply_adds
+    def networks(self, input_shape: Shape, num_outputs: int) -> EdgeNetworks | LayerNetworks | GraphNetworks:
+        """Return the networks for the inputs and outputs of a task."""
+        sizes: dict[str, Any] = {"input_shape": input_shape, "num_outputs": num_outputs}
+        if self.cell is None:
+            return GraphNetworks(self.operations, self.skeleton, **sizes)
+        kind = LayerNetworks if self.has_layers else EdgeNetworks
+        return kind(self.cell, self.operations, self.skeleton, **sizes)
 
-    def __post_init__(self) -> None:
-        """Raise UserError where no cell fits, or where there are too many sums of costs to compare."""
-        if prod(num + 1 for num in self._class_sizes) > MAX_FRONTS:
-            raise UserError(
-                f"env.cells: caps need at most {MAX_FRONTS:,} combinations of places with different costs, got "
-                f"{prod(num + 1 for num in self._class_sizes):,}"
-            )
-        if not any(self._fits(point, self._budget.tolist()) for point in self._front_of[tuple(self._class_sizes)]):
-            smallest = self._front_of[tuple(self._class_sizes)]
-            least = [
-                min(point[axis] for point in smallest) + base for axis, base in enumerate(_point(self.costs.skeleton))
-            ]
-            raise UserError(
-                f"env.cells: expected a cell within max_parameters={self.max_parameters} and "
-                f"max_multiply_adds={self.max_multiply_adds}, got none; the smallest have {least[0]:,} and {least[1]:,}"
-            )
 
-    def least(self) -> Point:
-        """Return the smallest parameters and multiply-adds of networks within the caps."""
-        budget = self._budget.tolist()
-        within = [point for point in self._front_of[tuple(self._class_sizes)] if self._fits(point, budget)]
-        parameters, multiply_adds = (min(axis) for axis in zip(*within, strict=True))
-        base = _point(self.costs.skeleton)
-        return parameters + base[0], multiply_adds + base[1]
+def read_design(config: CellsEnvConfig) -> CellDesign:
+    """Return the design of `env.cells`; options of the skeleton replace those of the benchmark, one by one.
 
-    def sizes(self, positions: Tensor) -> Tensor:
-        """Return parameters and multiply-adds of the skeleton and the operations that are set, [B, 2]."""
-        index = positions.long().clamp(min=0)[:, :, None, None].expand(-1, -1, 1, 2)
-        cost = self._cost.expand(len(positions), -1, -1, -1).gather(2, index).squeeze(2)
-        return self._skeleton + (cost * (positions >= 0)[:, :, None]).sum(1)
+    Raises:
+        UserError: an invalid operation, edge or skeleton.
+    """
+    name = config.name
+    is_benchmark = name in SKELETONS
+    if is_benchmark and (config.operations or config.edges):
+        option = "operations" if config.operations else "edges"
+        raise UserError(f"{KEY}.{option}: expected none with {KEY}.name={name}, whose cells are fixed")
+    declared = OPERATIONS[name] if is_benchmark else config.operations
+    operations = {str(key): read_steps(value, f"{KEY}.operations.{key}") for key, value in declared.items()}
+    if not operations or not all(operations.values()):
+        raise UserError(f"{KEY}.operations: expected operations by name with {KEY}.name={name}, got {dict(declared)}")
+    skeleton = read_skeleton({**SKELETONS.get(name, {}), **config.skeleton})
+    cell = None if name == "nb101" else CELLS.get(name) or _own_cell(config, skeleton, operations)
+    has_layers = name in ("nb_macro", "layers")
+    if has_layers and cell is not None and len(cell.places) != skeleton.num_layers:
+        expected, got = len(cell.places), skeleton.num_layers
+        raise UserError(f"{KEY}.skeleton.stages: expected {expected} layers in all, got {got}")
+    return CellDesign(cell, has_layers, operations, skeleton)
 
-    def allowed(self, positions: Tensor, caps: Tensor) -> Tensor:
-        """Return which operation may be set at which empty place within caps [B, 2], [B, N, V].
 
-        `positions` are the operations, [B, N], -1 where empty.
-        """
-        is_empty = positions < 0
-        remaining = (caps - self.sizes(positions))[:, None, None, :] - self._cost[None]  # [B, N, V, 2]
-        key = (is_empty * self._weights).sum(1, keepdim=True) - self._weights  # [B, N], empty places after the action
-        points = self._fronts[key.clamp(min=0)]  # [B, N, F, 2]
-        return (points[:, :, None] <= remaining[:, :, :, None]).all(-1).any(-1)
+def _own_cell(config: CellsEnvConfig, skeleton: Skeleton, operations: Mapping[str, Sequence[Step]]) -> Cell:
+    zeros = tuple(name for name, steps in operations.items() if any(step.name == "zero" for step in steps))
+    if config.name == "layers":
+        return Cell(tuple(f"layer{i}" for i in range(skeleton.num_layers)), tuple(operations), zeros)
+    edges = tuple(config.edges)
+    _check_edges(edges)
+    return Cell(edges, tuple(operations), zeros)
 
-    def is_within(self, positions: Tensor, caps: Tensor) -> Tensor:
-        """Return whether the operations that are set can be completed within the caps [B, 2], [B] bool."""
-        key = ((positions < 0) * self._weights).sum(1)
-        return (self._fronts[key] <= (caps - self.sizes(positions))[:, None]).all(-1).any(-1)
 
-    @cached_property
-    def _budget(self) -> Tensor:
-        """Return what the caps leave to the cells, [2] int64."""
-        used = _point(self.costs.skeleton)
-        return torch.tensor(
-            [NO_LIMIT if cap is None else cap - base for cap, base in zip(self.caps, used, strict=True)]
+def _check_edges(edges: Sequence[str]) -> None:
+    """Raise UserError unless edges `target<-source` join node 0 to the last node, every node between on a path."""
+    try:
+        ends = [ends_of(edge) for edge in edges]
+    except ValueError:
+        ends = []
+    last = max((target for target, _ in ends), default=0)
+    targets, sources = {target for target, _ in ends}, {source for _, source in ends}
+    is_ordered = all(0 <= source < target for target, source in ends) and len(set(ends)) == len(ends)
+    if not ends or not is_ordered or targets != set(range(1, last + 1)) or sources != set(range(last)):
+        raise UserError(
+            f"{KEY}.edges: expected different edges such as [1<-0, 2<-0, 2<-1] from nodes to later nodes, every node "
+            f"on a path from node 0 to the last one, got {list(edges)}"
         )
-
-    @cached_property
-    def _skeleton(self) -> Tensor:
-        return torch.tensor(_point(self.costs.skeleton))
-
-    @cached_property
-    def _cost(self) -> Tensor:
-        """Return the costs of operations, [N, V, 2] int64."""
-        return torch.tensor([[_point(cost) for cost in costs] for costs in self.costs.places])
-
-    @cached_property
-    def _classes(self) -> dict[tuple[Point, ...], list[int]]:
-        """Return the places with equal costs, by their costs."""
-        classes: dict[tuple[Point, ...], list[int]] = {}
-        for place, costs in enumerate(self.costs.places):
-            classes.setdefault(tuple(map(_point, costs)), []).append(place)
-        return classes
-
-    @cached_property
-    def _class_sizes(self) -> list[int]:
-        return [len(places) for places in self._classes.values()]
-
-    @cached_property
-    def _weights(self) -> Tensor:
-        """Return the number that an empty place adds to the key of a front, [N] int64."""
-        weights, weight = [0] * len(self.costs.places), 1
-        for places in self._classes.values():
-            for place in places:
-                weights[place] = weight
-            weight *= len(places) + 1
-        return torch.tensor(weights)
-
-    @cached_property
-    def _front_of(self) -> dict[tuple[int, ...], list[Point]]:
-        """Return the smallest costs of numbers of empty places per class: no point is larger in both than another."""
-        fronts: dict[tuple[int, ...], list[Point]] = {}
-        choices = list(self._classes)
-        for counts in product(*(range(num + 1) for num in self._class_sizes)):
-            used = next((axis for axis, count in enumerate(counts) if count), None)
-            if used is None:
-                fronts[counts] = [(0, 0)]
-                continue
-            before = fronts[(*counts[:used], counts[used] - 1, *counts[used + 1 :])]
-            sums = {(a + c, b + d) for a, b in before for c, d in choices[used]}
-            fronts[counts] = _pareto(sorted(sums))
-        return fronts
-
-    @cached_property
-    def _fronts(self) -> Tensor:
-        """Return all fronts by key, [K, F, 2] int64; unused points cost more than every cap."""
-        ordered = [
-            self._front_of[tuple(reversed(counts))]
-            for counts in product(*(range(num + 1) for num in reversed(self._class_sizes)))
-        ]
-        size = max(map(len, ordered))
-        return torch.tensor([front + [(2 * NO_LIMIT,) * 2] * (size - len(front)) for front in ordered])
-
-    @staticmethod
-    def _fits(point: Point, budget: Sequence[int]) -> bool:
-        return all(cost <= left for cost, left in zip(point, budget, strict=True))
-
-
-def _pareto(points: Sequence[Point]) -> list[Point]:
-    """Return the points, sorted, that no other point undercuts."""
-    front: list[Point] = []
-    for point in points:
-        if not front or point[1] < front[-1][1]:
-            front.append(point)
-    return front
-
-
-def _point(cost: OperationCost) -> Point:
-    return cost.num_parameters, cost.multiply_adds
 
 
 _EDGE = 1
@@ -235,45 +213,11 @@ def has_graph(cell: Cell) -> bool:
 _INPUT, _OUTPUT = "input", "output"
 
 
-class CellEnv(SlotEnv):
-    """Cells with places for operations, filled in any order; finished when all are."""
-
-    def __init__(self, cell: Cell, caps: CostCaps | None = None) -> None:
-        super().__init__(
-            cell.places, Attribute("operation", cell.operations), (None, None) if caps is None else caps.caps
-        )
-        self.cell, self.caps = cell, caps
-        self._graphs = CellGraphs(cell) if has_graph(cell) else None
-
-    def sizes(self, states: GraphStates) -> Tensor:
-        """Return the costs with a cap, [B, K]."""
-        if self.caps is None:
-            return super().sizes(states)
-        return self.caps.sizes(states.node_attr[:, :, 0])[:, self.limited]
-
-    @property
-    def smallest_sizes(self) -> tuple[int, ...]:
-        """Return the smallest costs within the caps."""
-        return () if self.caps is None else tuple(self.caps.least()[axis] for axis in self.limited)
-
-    def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
-        """Return the graphs of the operations, with the operations of all places."""
-        return (
-            super().labelled_graphs(states) if self._graphs is None else self._graphs(states.node_attr[:, :, 0].long())
-        )
-
-    def forward_rules(self, states: GraphStates) -> Rules:
-        is_empty = states.node_attr == UNSET
-        stop = [Rule("a place is empty", ~is_empty.flatten(1).any(1)[:, None, None])]
-        set_operation = [Rule("the place is taken", is_empty)]
-        if self.caps is not None:
-            positions, caps = states.node_attr[:, :, 0], self.caps_of(states)
-            stop.append(Rule("the network exceeds a cap", self.caps.is_within(positions, caps)[:, None, None]))
-            set_operation.append(Rule("no network within the caps has it", self.caps.allowed(positions, caps)))
-        return {Kind.Stop: stop, Kind.SetNodeAttr: set_operation}
-
-    def backward_rules(self, states: GraphStates) -> Rules:
-        return {Kind.RemoveNodeAttr: [Rule("the place is empty", states.node_attr != UNSET)]}
+def cell_env(cell: Cell, costs: SummedCosts | None = None) -> ChoicesEnv:
+    """Return the environment of cells with places for operations, filled in any order; `costs` has their caps."""
+    places = Places(tuple(Place(name, cell.operations) for name in cell.places))
+    graphs = CellGraphs(cell) if has_graph(cell) else None
+    return ChoicesEnv(places, costs, attribute="operation", absent="", graphs=graphs)
 
 
 class CellGraphEnv(ComputationGraphEnv):
@@ -315,12 +259,8 @@ class CellsContext(GraphBuildingEnvContext):
     @classmethod
     def check_config(cls, config: Any) -> None:
         """Raise UserError for an invalid cell or skeleton."""
-        cls._check(config.env.cells)
-
-    @staticmethod
-    def _check(cells: CellsEnvConfig) -> None:
-        if not is_table(cells):
-            read_design(cells)
+        if not is_table(config.env.cells):
+            read_design(config.env.cells)
 
     @classmethod
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[Any], output_sizes: Sequence[Any]) -> Environment:
@@ -329,15 +269,15 @@ class CellsContext(GraphBuildingEnvContext):
         if cells.name == "nb101":
             if has_caps(cells):
                 raise UserError("env.cells: expected no max_parameters and max_multiply_adds with name=nb101, got some")
-            cls._check(cells)
+            _ = is_table(cells) or read_design(cells)  # options that do not fit
             return CellGraphEnv(NB101_OPERATIONS, max_vertices=cells.max_vertices)
         if is_table(cells):
-            return CellEnv(CELLS[cells.name])
+            return cell_env(CELLS[cells.name])
         networks = read_design(cells).networks(*sizes_of(input_sizes, output_sizes))
         assert not isinstance(networks, GraphNetworks)
         costs = networks.costs  # computed without caps, too: it checks that every operation fits its places
-        caps = CostCaps(costs, cells.max_parameters, cells.max_multiply_adds) if has_caps(cells) else None
-        return CellEnv(networks.cell, caps)
+        caps = cells.max_parameters, cells.max_multiply_adds
+        return cell_env(networks.cell, replace(costs, caps=caps) if has_caps(cells) else None)
 
 
 def has_caps(cells: CellsEnvConfig) -> bool:

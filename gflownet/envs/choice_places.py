@@ -17,6 +17,7 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from gflownet.errors import UserError
+from gflownet.mdp.states import UNSET
 
 Value = int | float | str | bool
 Setting = dict[str, Value]  # value of every place that exists
@@ -51,6 +52,20 @@ class Places:
     def by_name(self) -> dict[str, Place]:
         """Return the places by name."""
         return {place.name: place for place in self.places}
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Return the texts of all values, each once: the vocabulary of a state."""
+        return tuple(dict.fromkeys(text_of(value) for place in self.places for value in place.values))
+
+    def position(self, name: str, setting: Mapping[str, Value]) -> int:
+        """Return the position of a place's value in `texts`, UNSET for none. Raises ValueError for another value."""
+        if name not in setting:
+            return UNSET
+        values = self.by_name[name].values
+        if not _is_in(setting[name], values):
+            raise ValueError(f"{name}: expected a value out of {list(values)}, got {setting[name]!r}")
+        return self.texts.index(text_of(setting[name]))
 
     @cached_property
     def ordered(self) -> tuple[Place, ...]:
@@ -102,11 +117,10 @@ def read_places(declared: Mapping[str, Any]) -> Places:
     repeated = [name for name, number in Counter(place.name for place in places.places).items() if number > 1]
     if repeated:
         raise UserError(f"{KEY}.{repeated[0]}: expected one declaration of the place, got several")
-    num_texts = len({text_of(value) for place in places.places for value in place.values})
-    if not 1 <= len(places.places) <= _MAX_SIZE or num_texts > _MAX_SIZE:
+    if not 1 <= len(places.places) <= _MAX_SIZE or len(places.texts) > _MAX_SIZE:
         raise UserError(
             f"{KEY}: expected 1 to {_MAX_SIZE} places, such as kernel: [3, 5, 7], and at most {_MAX_SIZE} different "
-            f"values, got {len(places.places)} places and {num_texts} values"
+            f"values, got {len(places.places)} places and {len(places.texts)} values"
         )
     for place in places.places:
         for name, values in place.only_if:
@@ -165,7 +179,16 @@ def _conditions(declaration: Mapping[str, Any], name: str) -> tuple[tuple[str, t
     if not isinstance(conditions, Mapping):
         raise UserError(f"{KEY}.{name}.only_if: expected place: value or values, got {conditions!r}")
     flat = dict(_flat(conditions, ""))
-    return tuple((place, _values(_as_list(value), f"{KEY}.{name}.only_if.{place}")) for place, value in flat.items())
+    return tuple(
+        (
+            place,
+            _values(
+                value if isinstance(value, Sequence) and not isinstance(value, str) else [value],
+                f"{KEY}.{name}.only_if.{place}",
+            ),
+        )
+        for place, value in flat.items()
+    )
 
 
 def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -174,10 +197,6 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def _check_condition(places: Places, place: Place, name: str, values: tuple[Value, ...]) -> None:

@@ -37,7 +37,6 @@ ENVIRONMENTS = ExtensionPoint(
 class ColouredGraphConfig:
     """Connected graphs with coloured nodes (env.name=coloured_graph)."""
 
-    colours: list[str] = option(["red", "blue"], "colours a node may have, by name")
     max_nodes: int = option(6, "maximum number of nodes", Interval(1, 127))
     directed: bool = option(False, "directed acyclic graphs with a single source")
 
@@ -87,9 +86,6 @@ class TensorGraphConfig:
 
     inputs: list[str] = option(["A[4,4]", "B[4,4]"], "inputs of the programs, name and shape")
     functions: list[str] = option(["tanh"], "functions that an operation may end with")
-    new_extents: list[int] = option(
-        [], "extents that a transform's new index may have", AT_LEAST_ONE, may_be_empty=True
-    )
     max_operations: int = option(2, "maximum number of operations", AT_LEAST_ONE)
 
 
@@ -106,9 +102,7 @@ class RecurrentStackConfig:
         "projections that an RHN layer may adapt, + between several",
     )
     betas: list[str] = option(["on", "off"], "whether the gate's pre-activation is adapted")
-    widths: list[int] = option(
-        [], "widths to choose from; empty: the task sets it by a parameter budget", AT_LEAST_ONE, may_be_empty=True
-    )
+    widths: list[int] = option([], "widths to choose from; empty: the task sets it by a parameter budget", AT_LEAST_ONE)
 
 
 @dataclass

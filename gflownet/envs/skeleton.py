@@ -13,7 +13,6 @@ from typing import Any
 from gflownet.errors import UserError
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation import AppliedOperation, operation, read_operation
-from gflownet.graphs.typed import OperationCost
 from gflownet.operations.operation import REQUIRED
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 
@@ -53,10 +52,6 @@ class Step:
             return applied.row.infer_shape({"input": shape}, applied.settings)
         except ShapeError as error:
             raise ShapeError(f"{self.name}: {error}") from None
-
-    def cost_at(self, shape: Shape) -> OperationCost:
-        """Return parameters and multiply-adds for an input shape."""
-        return OperationCost(*self.applied().at({"input": shape}).cost)
 
 
 @dataclass(frozen=True)

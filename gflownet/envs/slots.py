@@ -179,8 +179,20 @@ class HypergridContext(GraphBuildingEnvContext):
         return HypergridEnv(grid.num_dims, grid.side)
 
 
-class SequenceEnv(SlotEnv):
-    """Places that are filled from left to right; a trajectory stops when all are."""
+MAX_WORD_BITS = 6  # a state stores a word in seven bits
+
+
+class BitSequenceEnv(SlotEnv):
+    """Sequences of `num_bits` bits in words of `word_bits`, from left to right; a trajectory stops after the last."""
+
+    def __init__(self, num_bits: int, word_bits: int) -> None:
+        if not 1 <= word_bits <= MAX_WORD_BITS or num_bits < 1 or num_bits % word_bits:
+            raise ValueError(
+                f"bit_sequence: expected word_bits from 1 to {MAX_WORD_BITS} and num_bits a multiple of it, "
+                f"got {word_bits} and {num_bits}"
+            )
+        words = tuple(format(word, f"0{word_bits}b") for word in range(2**word_bits))
+        super().__init__([f"word{i}" for i in range(num_bits // word_bits)], Attribute("word", words))
 
     def forward_rules(self, states: GraphStates) -> Rules:
         filled = self.filled(states)
@@ -195,22 +207,6 @@ class SequenceEnv(SlotEnv):
         num_filled = self.filled(states).sum(1, keepdim=True)
         is_last = (torch.arange(self.vocabulary.max_nodes) == num_filled - 1)[:, :, None]
         return {Kind.RemoveNodeAttr: [Rule("the place filled last is emptied first", is_last)]}
-
-
-MAX_WORD_BITS = 6  # a state stores a word in seven bits
-
-
-class BitSequenceEnv(SequenceEnv):
-    """Sequences of `num_bits` bits in words of `word_bits`; a trajectory stops when the last word is written."""
-
-    def __init__(self, num_bits: int, word_bits: int) -> None:
-        if not 1 <= word_bits <= MAX_WORD_BITS or num_bits < 1 or num_bits % word_bits:
-            raise ValueError(
-                f"bit_sequence: expected word_bits from 1 to {MAX_WORD_BITS} and num_bits a multiple of it, "
-                f"got {word_bits} and {num_bits}"
-            )
-        words = tuple(format(word, f"0{word_bits}b") for word in range(2**word_bits))
-        super().__init__([f"word{i}" for i in range(num_bits // word_bits)], Attribute("word", words))
 
 
 class BitSequenceContext(GraphBuildingEnvContext):

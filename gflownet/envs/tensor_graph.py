@@ -125,7 +125,9 @@ class TensorGraphEnv(Environment):
         self.inputs = {name: tuple(shape) for name, shape in inputs.items()}
         self.max_operations, self.max_rank = max_operations, max_rank
         self._check(operations, new_extents)
-        ends = [x for name, shape in self.inputs.items() for x in (name, *axis_names(name, shape))]
+        ends: list[str] = []
+        for name, shape in self.inputs.items():
+            ends += [name, *(axis_name(name, axis, extent) for axis, extent in enumerate(shape))]
         indices = [KEEP, SUM, *(f"{NEW}:{extent}" for extent in new_extents)]
         types = (*ends, *operations, *indices)
         self.kinds = TensorKinds(types, self.inputs, operations)
@@ -353,10 +355,7 @@ class TensorGraphContext(GraphBuildingEnvContext):
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> TensorGraphEnv:
         space = config.tensor_graph
         return TensorGraphEnv(
-            read_inputs(space.inputs),
-            functions=space.functions,
-            new_extents=space.new_extents,
-            max_operations=space.max_operations,
+            read_inputs(space.inputs), functions=space.functions, new_extents=(), max_operations=space.max_operations
         )
 
     def extra_node_features(self, states: GraphStates) -> Tensor:
@@ -365,8 +364,3 @@ class TensorGraphContext(GraphBuildingEnvContext):
         flags = [facts.is_open, facts.is_pending, facts.is_sink, facts.rank / 4, facts.num_operands / 2]
         extents = facts.extent[:, :, None] == self.env.extents
         return torch.cat([extents.float(), torch.stack([flag.float() for flag in flags], -1)], -1)
-
-
-def axis_names(name: str, shape: Sequence[int]) -> list[str]:
-    """Return the node types of an input's axes."""
-    return [axis_name(name, axis, extent) for axis, extent in enumerate(shape)]

@@ -8,12 +8,12 @@ from .dispatcher import Dispatcher as Dispatcher
 from .evaluator import Evaluation as Evaluation
 from .evaluator import Evaluator as Evaluator
 from .job import EvaluationStatus as EvaluationStatus
+from .presentation import Reference as Reference
 from .store.evaluations import EvaluationRecord as EvaluationRecord
 from .store.evaluations import EvaluationStore as EvaluationStore
 from .task import CandidateTraining as CandidateTraining
 from .task import Cost as Cost
 from .task import GFNTask as GFNTask
-from .task import Reference as Reference
 from .task import Score as Score
 from .task import seeded as seeded
 from .task import soft_size_objective as soft_size_objective

@@ -27,6 +27,8 @@ from gflownet.evaluation.config import (
 
 # The upper end of a gamma distribution's encoding: mean + 2 standard deviations covers about 95 % of it.
 _GAMMA_NUM_DEVIATIONS = 2.0
+_NUM_BETA_BINS = 8  # of the thermometer of beta
+_SURFACE = 0.1  # factor of a score on the surface of the cone, 1 on its axis
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class TemperatureConditional:
     def __init__(self, config: TemperatureConfig) -> None:
         self.sample_dist = config.sample_dist
         self.dist_params = tuple(float(p) for p in config.dist_params)
-        self.num_cond_dim = config.num_thermometer_dim
+        self.num_cond_dim = _NUM_BETA_BINS
 
     def sample(self, num: int, *, generator: torch.Generator) -> Conditioning:
         """Return `num` samples of beta with their encodings, reproducible from `generator`."""
@@ -196,12 +198,12 @@ class TemperatureConditional:
 
 
 class DirectionConditional:
-    """Sampler of vectors [K] of numbers >= 0 that sum to 1: Dirichlet, or from a list."""
+    """Sampler of vectors [K] of numbers >= 0 that sum to 1: uniform (Dirichlet), or from a list."""
 
     key: ClassVar[str]  # option group: cond.preferences or cond.focus
 
-    def __init__(self, alpha: Sequence[float], listed: Sequence[Sequence[float]], *, num_objectives: int) -> None:
-        self._alpha = np.broadcast_to(np.array([float(a) for a in alpha]), (num_objectives,))
+    def __init__(self, listed: Sequence[Sequence[float]], *, num_objectives: int) -> None:
+        self._num = num_objectives
         self._listed = simplex([list(row) for row in listed]) if listed else None
 
     def sample(self, num: int, *, generator: torch.Generator) -> Tensor:
@@ -212,7 +214,7 @@ class DirectionConditional:
             return self._listed[torch.randint(len(self._listed), (num,), generator=generator)]
         # torch samples this distribution only from its global generator; numpy accepts a separate one.
         rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
-        return torch.from_numpy(rng.dirichlet(self._alpha, num).astype(np.float32))
+        return torch.from_numpy(rng.dirichlet(np.ones(self._num), num).astype(np.float32))
 
     def checked(self, numbers: Sequence[float]) -> Tensor:
         """Return the numbers scaled to sum to 1, [1, K].
@@ -221,8 +223,8 @@ class DirectionConditional:
             UserError: the wrong count, numbers < 0, all 0, or a vector that is not in the list.
         """
         name = self.key.rpartition(".")[2]
-        if len(numbers) != len(self._alpha):
-            raise UserError(f"{name}: expected {len(self._alpha)} numbers, got {list(numbers)}")
+        if len(numbers) != self._num:
+            raise UserError(f"{name}: expected {self._num} numbers, got {list(numbers)}")
         try:
             scaled = simplex([numbers])
         except ValueError as error:
@@ -243,7 +245,7 @@ class PreferenceConditional(DirectionConditional):
 
     def __init__(self, config: PreferencesConfig, *, num_objectives: int) -> None:
         self.scalarisation = config.scalarisation
-        super().__init__(config.alpha, [config.weights] if config.weights else [], num_objectives=num_objectives)
+        super().__init__([config.weights] if config.weights else [], num_objectives=num_objectives)
 
     def scalarise(self, utilities: Tensor, preferences: Tensor) -> Tensor:
         """Return the score [B] of utilities u [B, K] under preferences w [B, K].
@@ -270,13 +272,13 @@ class FocusConditional(DirectionConditional):
     key = "cond.focus"
 
     def __init__(self, config: FocusConfig, *, num_objectives: int) -> None:
-        self.cosim, self._exponent = config.cosim, math.log(config.limit_coef) / math.log(config.cosim)
-        super().__init__(config.alpha, config.directions, num_objectives=num_objectives)
+        self.cosim, self._exponent = config.cosim, math.log(_SURFACE) / math.log(config.cosim)
+        super().__init__(config.directions, num_objectives=num_objectives)
 
     def coefficient(self, utilities: Tensor, directions: Tensor) -> Tensor:
-        """Return the factor of a score, [B]: 1 on the axis, limit_coef on the cone's surface, 0 outside.
+        """Return the factor of a score, [B]: 1 on the axis, .1 on the cone's surface, 0 outside.
 
-        cos(u, d)^(log limit_coef / log cosim) where cos(u, d) >= cosim (Roy et al. 2023, section 3).
+        cos(u, d)^(log .1 / log cosim) where cos(u, d) >= cosim (Roy et al. 2023, section 3).
         """
         cosine = F.cosine_similarity(utilities, directions, dim=1)
         return torch.where(cosine >= self.cosim, cosine.clamp(max=1.0) ** self._exponent, 0.0)

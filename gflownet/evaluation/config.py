@@ -33,12 +33,6 @@ class TrainingConfig:
         "learning rate: constant, or rising in a fifth of the steps, then falling: cosine, one_cycle (as half cosines)",
     )
     label_smoothing: float = option(0.0, "cross-entropy: share of the target's weight", Interval(0, 1, high_open=True))
-    clip: float = option(0.0, "largest norm of the gradient; 0: not clipped", NOT_NEGATIVE)
-    average: float = option(
-        0.0,
-        "decay per step of an exponential average of the weights, which is scored in their place; 0: off",
-        Interval(0, 1, high_open=True),
-    )
     loss: str = option(
         "auto",
         "auto (cross_entropy for classes and tokens, mse for numbers), cross_entropy, mse, mae, huber, "
@@ -69,11 +63,10 @@ class RayConfig:
     """The Ray cluster of evaluation.executor=ray."""
 
     address: str = option("", "address of a running cluster, HOST:PORT or auto (this machine's); empty: RAY_ADDRESS")
-    num_cpus: float = option(1.0, "CPUs that Ray reserves for each candidate", POSITIVE)
     num_gpus: float = option(
         0.0, "GPUs that Ray reserves for each candidate: 0.25 for four on one, a whole number above 1", NOT_NEGATIVE
     )
-    resources: Any = option({}, "amounts of custom resources that Ray reserves for each candidate, such as {a100: 1}")
+    resources: Any = option({}, "other amounts that Ray reserves for each candidate, such as {CPU: 2, a100: 1}; CPU: 1")
 
 
 @dataclass
@@ -115,21 +108,10 @@ class EvaluationConfig:
         "memory",
         POSITIVE,
     )
-    max_attempts: int = option(
-        2,
-        "evaluations of a candidate that crashes, times out or fails for lack of memory or a connection",
-        AT_LEAST_ONE,
-    )
-    lease: float = option(
-        60.0, "seconds without a sign of life after which another run takes over a running evaluation", POSITIVE
-    )
     ray: RayConfig = field(default_factory=RayConfig)
     halving: HalvingConfig = field(default_factory=HalvingConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
-    store_patience: float = option(
-        300.0, "seconds for which a run waits for a PostgreSQL server that went away; then it ends", NOT_NEGATIVE
-    )
     memory_format: Literal["contiguous", "channels_last", "auto"] = option(
         "contiguous",
         "of images and signals in training: contiguous, channels_last or auto (channels_last for images and signals)",
@@ -199,14 +181,13 @@ class FinalConfig:
         "share of the trainings of the run that the final stage gets; 0: no final stage",
         Interval(0, 1, high_open=True),
     )
-    num_seeds: int = option(5, "maximum number of new seeds per finalist", AT_LEAST_ONE)
+    num_seeds: int = option(5, "maximum number of new seeds that choose a finalist", AT_LEAST_ONE)
     epochs: int | None = option(None, "epochs or steps of these trainings; null: as in the search", AT_LEAST_ONE)
     caps: list[float] = option(
         [],
         "with two objectives, the score and a cost: caps of the cost, up to each of which finalists are chosen and "
         "compared; empty: 1/8, 1/4, 1/2 and all of the largest",
         POSITIVE,
-        may_be_empty=True,
     )
     num_random: int | None = option(
         None,
@@ -214,13 +195,7 @@ class FinalConfig:
         "the run has, at most 100; 0: none",
         NOT_NEGATIVE,
     )
-    keep: int = option(
-        20,
-        "best candidates of the search, and of random ones, whose weights are kept for the set; 0: none",
-        NOT_NEGATIVE,
-    )
     set: int = option(5, "networks, with repetitions, whose predictions are averaged as a set; 0: no set", NOT_NEGATIVE)
-    set_parameters: int = option(0, "parameters of all networks of the set together; 0: no limit", NOT_NEGATIVE)
 
 
 @dataclass
@@ -231,7 +206,6 @@ class TemperatureConfig:
     dist_params: list[float] = option(
         [32.0], "its parameters: [value], [low, high], [low, high], [shape, scale] or [a, b]"
     )
-    num_thermometer_dim: int = option(8, "width of the thermometer encoding of beta", AT_LEAST_ONE)
 
 
 @dataclass
@@ -241,8 +215,7 @@ class PreferencesConfig:
     scalarisation: Scalarisation = option(
         "weighted_sum", "score under w: weighted_sum, weighted_log_sum (product of powers) or tchebycheff"
     )
-    alpha: list[float] = option([1.0], "Dirichlet parameters of w: one, or one each", POSITIVE, may_be_empty=True)
-    weights: list[float] = option([], "a fixed w, scaled to sum to 1; empty: sampled", NOT_NEGATIVE, may_be_empty=True)
+    weights: list[float] = option([], "a fixed w, scaled to sum to 1; empty: sampled uniformly", NOT_NEGATIVE)
 
 
 @dataclass
@@ -253,13 +226,7 @@ class FocusConfig:
     cosim: float = option(
         0.98, "cosine of the angle between the cone's axis and its surface", Interval(0, 1, True, True)
     )
-    limit_coef: float = option(
-        0.1, "factor of a score at the surface of the cone; 1 on the axis", Interval(0, 1, low_open=True)
-    )
-    alpha: list[float] = option(
-        [1.0], "Dirichlet parameters of the axis: one, or one each", POSITIVE, may_be_empty=True
-    )
-    directions: list[list[float]] = option([], "axes to sample from uniformly; empty: Dirichlet")
+    directions: list[list[float]] = option([], "axes to sample from uniformly; empty: any direction")
 
 
 @dataclass
@@ -284,7 +251,7 @@ class ConditionalsConfig:
 
 
 # Resources of Ray with an option.
-_RAY_OPTIONS = {"CPU": "evaluation.ray.num_cpus", "GPU": "evaluation.ray.num_gpus", "memory": "evaluation.memory_limit"}
+_RAY_OPTIONS = {"GPU": "evaluation.ray.num_gpus", "memory": "evaluation.memory_limit"}
 _SMALLEST_AMOUNT = 1e-4  # Ray counts resources in this unit
 # ${...} and, in a URL, user:PASSWORD@ or password=PASSWORD.
 _INTERPOLATION = re.compile(r"\$\{[^}]*\}")
@@ -346,8 +313,8 @@ def _check_ray(ray: RayConfig) -> None:
     for name, key in _RAY_OPTIONS.items():
         if name in resources:
             raise ValueError(f"evaluation.ray.resources.{name}: set {key} instead")
-    amounts = {"num_cpus": ray.num_cpus, "num_gpus": ray.num_gpus}
-    for name, amount in (amounts | {f"resources.{name}": amount for name, amount in resources.items()}).items():
+    amounts = {f"resources.{name}": amount for name, amount in resources.items()}
+    for name, amount in {"num_gpus": ray.num_gpus, **amounts}.items():
         if 0 < amount < _SMALLEST_AMOUNT:
             raise ValueError(f"evaluation.ray.{name}: expected at least {_SMALLEST_AMOUNT}, got {amount}")
     if ray.num_gpus > 1 and ray.num_gpus != int(ray.num_gpus):
@@ -374,10 +341,8 @@ def check_conditionals(config: ConditionalsConfig, *, num_objectives: int) -> No
     _check_temperature(config.temperature)
     if config.focus.use and not num_objectives:
         raise ValueError("cond.focus.use: expected evaluation.objectives to be set, got none")
-    _check_alpha("cond.preferences.alpha", config.preferences.alpha, num_objectives)
     if config.preferences.weights:
         _check_direction("cond.preferences.weights", config.preferences.weights, num_objectives)
-    _check_alpha("cond.focus.alpha", config.focus.alpha, num_objectives)
     for direction in config.focus.directions:
         _check_direction("cond.focus.directions", direction, num_objectives)
 
@@ -391,12 +356,6 @@ def _check_temperature(temperature: TemperatureConfig) -> None:
         raise ValueError(f"{key}: expected {count} for {temperature.sample_dist}, got {len(params)}")
     if not all(math.isfinite(p) for p in params) or not holds(params):
         raise ValueError(f"{key}: expected {expectation} for {temperature.sample_dist}, got {params}")
-
-
-def _check_alpha(key: str, alpha: Sequence[float], num_objectives: int) -> None:
-    if len(alpha) not in (1, num_objectives):
-        count = f"one value, or one for each of {num_objectives} objectives" if num_objectives else "one value"
-        raise ValueError(f"{key}: expected {count}, got {len(alpha)}")
 
 
 def _check_direction(key: str, numbers: Sequence[float], num_objectives: int) -> None:
@@ -422,8 +381,8 @@ _DISTRIBUTIONS: dict[str, tuple[str, int, Callable[[Sequence[float]], bool]]] = 
 # Options of `evaluation` that do not change scores.
 NEUTRAL_OPTIONS = frozenset(
     {
-        *("executor", "capacity", "device", "slots_per_device", "deadline", "memory_limit", "max_attempts", "lease"),
-        *("ray", "halving", "store_url", "store_patience", "target_flops", "target_latency"),
+        *("executor", "capacity", "device", "slots_per_device", "deadline", "memory_limit"),
+        *("ray", "halving", "store_url", "target_flops", "target_latency"),
     }
 )
 

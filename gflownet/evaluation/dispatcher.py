@@ -18,10 +18,11 @@ from gflownet.evaluation.candidates.sets import WeightFolder
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
-from gflownet.evaluation.job import Deadlines, EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
+from gflownet.evaluation.job import Deadlines, EvaluationFuture, EvaluationStatus, JobQueue, Outcome, Request, record_of
+from gflownet.evaluation.presentation import words_of
 from gflownet.evaluation.store.claims import Claims, Store
 from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
-from gflownet.evaluation.task import GFNTask, words_of
+from gflownet.evaluation.task import GFNTask
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1
@@ -37,7 +38,9 @@ STOP_REQUEST = "stop request"
 # Shortest and longest time between two looks at graphs that other processes evaluate, seconds.
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
 _log = logging.getLogger(__name__)
-# Evaluations during which the main process may end before a graph is recorded as CRASHED, even if `max_attempts` is 1.
+LEASE = 60.0  # seconds without a sign of life after which another run takes over a claimed evaluation
+MAX_ATTEMPTS = 2  # of a candidate that crashes, times out, or lacks memory or a connection
+# Evaluations during which the main process may end before a graph is recorded as CRASHED.
 _MIN_LOST = 2
 
 
@@ -49,7 +52,7 @@ class Dispatcher(AsynchronousEvaluator):
     """Evaluates each graph once; every result is in the store before it is returned.
 
     Thread-safe. A job that loses its process is split into single candidates; a single one is retried up to
-    `max_attempts` times, then recorded with its status and never evaluated again.
+    MAX_ATTEMPTS times, then recorded with its status and never evaluated again.
     """
 
     def __init__(
@@ -83,40 +86,38 @@ class Dispatcher(AsynchronousEvaluator):
         self.budget.check_task(task)
         self.counts: Counter[str] = Counter()
         self.evaluation_seconds = 0.0  # of all finished attempts
-        self.judge: Callable[[EvaluationRecord], EvaluationRecord] = lambda record: record  # a row before it is kept
+        self.revise: Callable[[EvaluationRecord], EvaluationRecord] = lambda record: record  # a row before it is kept
         self.on_result: Callable[[EvaluationRecord], None] = lambda record: None  # called when a row is written
         self.weights: WeightFolder | None = None  # of full trainings, written before their rows
         self.watch: Callable[[], None] = lambda: None  # called in the main thread while results are awaited
         self._stopped = stopped
-        self._tickets: dict[Identity, Ticket] = {}
-        self._waiting: deque[Ticket] = deque()  # for a place in budget.evaluations
+        self._futures: dict[Identity, EvaluationFuture] = {}
+        self._waiting: deque[EvaluationFuture] = deque()  # for a place in budget.evaluations
         self._jobs, self._deadlines = JobQueue(task, seed=seed), Deadlines(config.deadline)
         self.mean_seconds = 0.0  # per evaluation, moving average; 0 before the first
         self._end: str | None = None  # reason of the end
         # Two evaluations of a cheap task cost less than one claim.
-        claims = Claims(
-            store, run=run, lease=config.lease, max_attempts=config.max_attempts, counts_lost=not executor.isolates
-        )
+        claims = Claims(store, run=run, lease=LEASE, max_attempts=MAX_ATTEMPTS, counts_lost=not executor.isolates)
         self._claims = None if task.is_cheap else claims
-        self._elsewhere: dict[Identity, Ticket] = {}  # claimed by other processes
+        self._elsewhere: dict[Identity, EvaluationFuture] = {}  # claimed by other processes
         self._last_look, self._look_pause = -math.inf, _SHORTEST_LOOK_S
-        self._running: dict[Handle, list[Ticket]] = {}
+        self._running: dict[Handle, list[EvaluationFuture]] = {}
         self._unwritten: list[EvaluationRecord] = []
         self._last_write = self._last_look_at_running = time.monotonic()
         self._lock = threading.RLock()
 
-    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[EvaluationFuture]:
         with self._lock:
             self.flush()  # `find_many` below has to see every result
             unique = {request.identity: request for request in requests}
             records = dict(zip(unique, self.store.find_many(list(unique)), strict=True))
             self.budget.start()
-            result = {identity: ticket for identity in unique if (ticket := self._tickets.get(identity))}
+            result = {identity: future for identity in unique if (future := self._futures.get(identity))}
             new = [request for identity, request in unique.items() if identity not in result]
-            tickets = [Ticket(request, step, record=records[request.identity]) for request in new]
-            for ticket in tickets:
-                result[ticket.request.identity] = ticket
-                self._enter(ticket)
+            futures = [EvaluationFuture(request, step, record=records[request.identity]) for request in new]
+            for future in futures:
+                result[future.request.identity] = future
+                self._enter(future)
             self._start_jobs()
             return [result[request.identity] for request in requests]
 
@@ -131,10 +132,10 @@ class Dispatcher(AsynchronousEvaluator):
             try:
                 done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
             except EvaluationInterruptedError:
-                for handle, tickets in self._running.items():
-                    for ticket, outcome in zip(tickets, handle.outcomes or (), strict=False):
+                for handle, futures in self._running.items():
+                    for future, outcome in zip(futures, handle.outcomes or (), strict=False):
                         if not outcome.is_transient:
-                            self._record(ticket, outcome)
+                            self._record(future, outcome)
                 self._stop(self._due_reason() or "interrupt")
             except BaseException:  # an interrupt during an inline evaluation
                 self.flush()
@@ -167,7 +168,7 @@ class Dispatcher(AsynchronousEvaluator):
             self._running.clear()
             self._jobs.clear()
             self._waiting.clear()
-            self._tickets.clear()
+            self._futures.clear()
             self._elsewhere.clear()
             try:
                 self.flush()
@@ -181,42 +182,37 @@ class Dispatcher(AsynchronousEvaluator):
             self.cancel()
 
     @property
-    def num_evaluated(self) -> int:
-        """Return the number of evaluations of the run."""
-        return self.budget.num_evaluated
-
-    @property
     def num_in_flight(self) -> int:
-        return len(self._tickets)
+        return len(self._futures)
 
-    def _enter(self, ticket: Ticket) -> None:
-        """Queue the ticket of a graph that is not in flight, unless it is known or too large."""
-        record = ticket.record
+    def _enter(self, future: EvaluationFuture) -> None:
+        """Queue the future of a graph that is not in flight, unless it is known or too large."""
+        record = future.record
         is_open = (
             record is None
             or record.status is EvaluationStatus.REFUSED  # by an earlier, smaller budget
-            or record.may_be_retried(run=self.run, max_attempts=self.config.max_attempts)
+            or record.may_be_retried(run=self.run, max_attempts=MAX_ATTEMPTS)
         )
-        outcome = self.budget.refusal(self.task, ticket.request.candidate) if is_open else None
+        outcome = self.budget.refusal(self.task, future.request.candidate) if is_open else None
         if record is not None and (not is_open or outcome is not None):
             return
         is_own = record is not None and record.run == self.run and record.status is not EvaluationStatus.REFUSED
-        ticket.is_repeated = is_own
-        ticket.record = None
-        self._tickets[ticket.request.identity] = ticket
-        if outcome is None and ticket.request.training is not None:
-            self._waiting.appendleft(ticket)  # in the place of the training that it continues
+        future.is_repeated = is_own
+        future.record = None
+        self._futures[future.request.identity] = future
+        if outcome is None and future.request.training is not None:
+            self._waiting.appendleft(future)  # in the place of the training that it continues
         elif outcome is None:
-            self._waiting.append(ticket)
+            self._waiting.append(future)
         else:
-            self._record(ticket, outcome)
+            self._record(future, outcome)
 
     def _due_reason(self) -> str | None:
         if self._end is not None:
             return self._end
         if self._stopped():
             return STOP_REQUEST
-        is_spent = self._waiting and len(self._waiting) == len(self._tickets)
+        is_spent = self._waiting and len(self._waiting) == len(self._futures)
         return self.budget.spent_evaluations() if is_spent else self.budget.spent_seconds()
 
     def _stop(self, reason: str) -> NoReturn:
@@ -226,38 +222,38 @@ class Dispatcher(AsynchronousEvaluator):
 
     def _admit(self) -> None:
         admitted = []
-        while self._waiting and self.budget.num_left(len(self._tickets) - len(self._waiting)) > 0:
+        while self._waiting and self.budget.num_left(len(self._futures) - len(self._waiting)) > 0:
             admitted.append(self._waiting.popleft())
         self._claim(admitted)
 
-    def _claim(self, tickets: Sequence[Ticket]) -> None:
-        if self._claims is None or not tickets:
-            self._count_repeated(tickets)
-            self._jobs.extend(tickets)
+    def _claim(self, futures: Sequence[EvaluationFuture]) -> None:
+        if self._claims is None or not futures:
+            self._count_repeated(futures)
+            self._jobs.extend(futures)
             return
-        pairs = [(ticket.request.candidate, ticket.request.identity) for ticket in tickets]
-        granted = self._claims.take(pairs, step=tickets[0].step)
-        for ticket in tickets:
-            identity = ticket.request.identity
+        pairs = [(future.request.candidate, future.request.identity) for future in futures]
+        granted = self._claims.take(pairs, step=futures[0].step)
+        for future in futures:
+            identity = future.request.identity
             attempts = granted.get(identity)
             if attempts is None:
                 if identity not in self._elsewhere:
-                    self._elsewhere[identity], self._look_pause = ticket, _SHORTEST_LOOK_S
+                    self._elsewhere[identity], self._look_pause = future, _SHORTEST_LOOK_S
                 continue
             self._elsewhere.pop(identity, None)
-            self._count_repeated([ticket])
-            ticket.attempts, ticket.is_suspect, ticket.is_alone = attempts, attempts > 0, attempts > 0
-            if not self.executor.isolates and attempts >= max(self.config.max_attempts, _MIN_LOST):
+            self._count_repeated([future])
+            future.attempts, future.is_suspect, future.is_alone = attempts, attempts > 0, attempts > 0
+            if not self.executor.isolates and attempts >= max(MAX_ATTEMPTS, _MIN_LOST):
                 error = f"the process of the run ended in each of {attempts} evaluations of this graph"
-                self._record(ticket, Outcome(EvaluationStatus.CRASHED, 0.0, error=error, is_transient=True))
+                self._record(future, Outcome(EvaluationStatus.CRASHED, 0.0, error=error, is_transient=True))
             else:
-                self._jobs.extend([ticket])
+                self._jobs.extend([future])
 
-    def _count_repeated(self, tickets: Sequence[Ticket]) -> None:
+    def _count_repeated(self, futures: Sequence[EvaluationFuture]) -> None:
         """Count another attempt of an evaluation of this run as the same evaluation."""
-        self.budget.num_evaluated -= sum(ticket.is_repeated for ticket in tickets)
-        for ticket in tickets:
-            ticket.is_repeated = False
+        self.budget.num_evaluated -= sum(future.is_repeated for future in futures)
+        for future in futures:
+            future.is_repeated = False
 
     def _look_elsewhere(self) -> int:
         """Take the results of other processes, claim what they lost, and return the number of results."""
@@ -265,16 +261,16 @@ class Dispatcher(AsynchronousEvaluator):
             return 0
         before, self._look_pause = self._look_pause, min(2 * self._look_pause, _LONGEST_LOOK_S)
         self._last_look = time.monotonic()
-        tickets = list(self._elsewhere.values())
-        for ticket, record in zip(tickets, self.store.find_many(list(self._elsewhere)), strict=True):
-            ticket.record = record
-        for ticket in tickets:
-            if ticket.record is not None:
-                del self._elsewhere[ticket.request.identity], self._tickets[ticket.request.identity]
+        futures = list(self._elsewhere.values())
+        for future, record in zip(futures, self.store.find_many(list(self._elsewhere)), strict=True):
+            future.record = record
+        for future in futures:
+            if future.record is not None:
+                del self._elsewhere[future.request.identity], self._futures[future.request.identity]
         self._claim(list(self._elsewhere.values()))
         if self._elsewhere and before < self._look_pause == _LONGEST_LOOK_S:
             _log.warning("waiting for %s of another run", counted(len(self._elsewhere), "evaluation"))
-        return sum(ticket.record is not None for ticket in tickets)
+        return sum(future.record is not None for future in futures)
 
     def _start_jobs(self) -> None:
         self._admit()
@@ -285,61 +281,61 @@ class Dispatcher(AsynchronousEvaluator):
                 self.flush()
                 if self._claims is not None:
                     self._claims.start(self._jobs[0].request.identity)
-            job, tickets = self._jobs.pop_job(self.executor.capacity)
+            job, futures = self._jobs.pop_job(self.executor.capacity)
             if self.weights is not None and None in (job.fidelity, job.schedule):  # no part of a training
-                job = replace(job, returns_weights=any(self.weights.keeps(each.request.repeat) for each in tickets))
-            deadline = self._deadlines.of(tickets, num_running=self._num_running)
-            self._running[self.executor.submit(job, deadline=deadline)] = tickets
+                job = replace(job, returns_weights=any(self.weights.keeps(each.request.repeat) for each in futures))
+            deadline = self._deadlines.of(futures, num_running=self._num_running)
+            self._running[self.executor.submit(job, deadline=deadline)] = futures
 
     def _finish(self, handle: Handle) -> int:
         """Record the outcomes of a done job, or queue its candidates again; return the number of finished ones."""
-        tickets = self._running.pop(handle)
+        futures = self._running.pop(handle)
         assert handle.outcomes is not None
-        if len(tickets) - handle.num_finished > 1:
-            self._jobs.repeat_alone(tickets[handle.num_finished :], first=True)
-            tickets = tickets[: handle.num_finished]
+        if len(futures) - handle.num_finished > 1:
+            self._jobs.repeat_alone(futures[handle.num_finished :], first=True)
+            futures = futures[: handle.num_finished]
         finished = 0
-        for ticket, outcome in zip(tickets, handle.outcomes, strict=False):
-            ticket.attempts += 1
+        for future, outcome in zip(futures, handle.outcomes, strict=False):
+            future.attempts += 1
             self.evaluation_seconds += outcome.seconds
-            if outcome.is_transient and ticket.attempts < self.config.max_attempts:
+            if outcome.is_transient and future.attempts < MAX_ATTEMPTS:
                 self.counts["num_retried"] += 1
-                self._jobs.repeat_alone([ticket])
+                self._jobs.repeat_alone([future])
                 continue
-            self._record(ticket, outcome)
+            self._record(future, outcome)
             finished += 1
         return finished
 
     def _warn_of_slow(self) -> None:
         """Log a line for each candidate that takes much longer than others."""
         self._last_look_at_running = time.monotonic()
-        for handle, tickets in self._running.items():
-            slow = _SLOW_SHARE * self._deadlines.measured(tickets, num_running=self._num_running)
+        for handle, futures in self._running.items():
+            slow = _SLOW_SHARE * self._deadlines.measured(futures, num_running=self._num_running)
             if handle.since is not None and (seconds := self._last_look_at_running - handle.since) >= slow:
                 handle.since = None  # one line
-                name = tickets[0].request.candidate.canonical_hash()[:_HASH_LENGTH]
-                words = f"candidate {name}" if len(tickets) == 1 else counted(len(tickets), "candidate")
+                name = futures[0].request.candidate.canonical_hash()[:_HASH_LENGTH]
+                words = f"candidate {name}" if len(futures) == 1 else counted(len(futures), "candidate")
                 _log.warning("%s: no result for %.3g s, unlike most (evaluation.deadline)", words, seconds)
 
     @property
     def _num_running(self) -> int:
         return sum(map(len, self._running.values()))
 
-    def _record(self, ticket: Ticket, outcome: Outcome) -> None:
-        ticket.outcome = outcome
+    def _record(self, future: EvaluationFuture, outcome: Outcome) -> None:
+        future.outcome = outcome
         is_scored = outcome.status is EvaluationStatus.OK and outcome.score is not None
-        words = words_of(self.task, ticket.request.candidate) if is_scored else ""
-        record = record_of(ticket, outcome, run=self.run, floor_score=self.config.floor_score, words=words)
+        words = words_of(self.task, future.request.candidate) if is_scored else ""
+        record = record_of(future, outcome, run=self.run, floor_score=self.config.floor_score, words=words)
         if outcome.status is not EvaluationStatus.REFUSED:
             self.mean_seconds = _DECAY * (self.mean_seconds or outcome.seconds) + (1 - _DECAY) * outcome.seconds
         if outcome.status is EvaluationStatus.OK:
-            self._deadlines.add(ticket.request.fidelity, outcome.seconds)
-        record = ticket.record = self.judge(record)
+            self._deadlines.add(future.request.fidelity, outcome.seconds)
+        record = future.record = self.revise(record)
         if self.weights is not None and outcome.weights is not None:
             self.weights.add(record, outcome.weights)
-            ticket.outcome = replace(outcome, weights=None)
+            future.outcome = replace(outcome, weights=None)
         self._unwritten.append(record)
-        del self._tickets[ticket.request.identity]
+        del self._futures[future.request.identity]
         self.counts[f"num_{record.status.value}"] += 1
         self.budget.num_evaluated += record.status is not EvaluationStatus.REFUSED
 

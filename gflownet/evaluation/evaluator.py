@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gflownet.errors import UserError
 from gflownet.evaluation.data.recorded_tables import listed
 from gflownet.evaluation.executors.base import Executor
-from gflownet.evaluation.job import EvaluationStatus, Request, Ticket
+from gflownet.evaluation.job import EvaluationFuture, EvaluationStatus, Request
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import Candidate
@@ -81,10 +81,10 @@ class AsynchronousEvaluator(Evaluator):
     run: str  # id of the run in its rows
 
     @abstractmethod
-    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
-        """Start the evaluations of unknown graphs, and return one ticket per request without waiting.
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[EvaluationFuture]:
+        """Start the evaluations of unknown graphs, and return one future per request without waiting.
 
-        Isomorphic graphs share a ticket. Tickets of known graphs have their row.
+        Isomorphic graphs share a future. Futures of known graphs have their row.
         """
 
     @abstractmethod
@@ -108,20 +108,20 @@ class AsynchronousEvaluator(Evaluator):
         """Return one evaluation per candidate, see `Evaluator.evaluate`. Raises as `advance`."""
         return self.evaluations(self.complete([Request(candidate) for candidate in candidates], step=step), step=step)
 
-    def complete(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
-        """Return one finished ticket per request, in order. Raises as `advance`."""
-        tickets = self.submit(requests, step=step)
-        while any(ticket.record is None for ticket in tickets):
+    def complete(self, requests: Sequence[Request], *, step: int) -> list[EvaluationFuture]:
+        """Return one finished future per request, in order. Raises as `advance`."""
+        futures = self.submit(requests, step=step)
+        while any(future.record is None for future in futures):
             self.advance(timeout=_CHECK_EVERY_S)
-        return tickets
+        return futures
 
-    def evaluations(self, tickets: Sequence[Ticket], *, step: int) -> list[Evaluation]:
-        """Return the evaluations of finished tickets, once their rows are written."""
+    def evaluations(self, futures: Sequence[EvaluationFuture], *, step: int) -> list[Evaluation]:
+        """Return the evaluations of finished futures, once their rows are written."""
         self.flush()
         previous: set[Identity] = set()
         evaluations = []
-        for ticket in tickets:
-            record, identity = ticket.record, ticket.request.identity
+        for future in futures:
+            record, identity = future.record, future.request.identity
             assert record is not None
             # A row of this run and step counts as new: only a resumed run finds one, and must report the same as the
             # uninterrupted run.

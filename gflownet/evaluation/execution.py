@@ -20,7 +20,8 @@ from safetensors.torch import save
 
 from gflownet.errors import UserError
 from gflownet.evaluation.job import MAX_ERROR_LENGTH, EvaluationStatus, Job, Outcome, ReferenceName
-from gflownet.evaluation.task import CandidateTraining, GFNTask, Reference, Score
+from gflownet.evaluation.presentation import Reference
+from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
 from gflownet.operations.values import shown
 from gflownet.training.random_states import seeded
 from gflownet.training.steps import map_tensors

@@ -17,10 +17,19 @@ from gflownet.evaluation.candidates.sets import WeightFolder
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe
-from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, ReferenceName, Request, Ticket
-from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race, rank_correlation
+from gflownet.evaluation.job import TEST_METRIC, EvaluationFuture, EvaluationStatus, ReferenceName, Request
+from gflownet.evaluation.presentation import Reference, joined
+from gflownet.evaluation.racing import (
+    MOST_MEASURED,
+    RANDOM_REPEAT,
+    NormalMeans,
+    Race,
+    Winner,
+    rank_correlation,
+    seeds_to_compare,
+)
 from gflownet.evaluation.store.evaluations import EvaluationRecord
-from gflownet.evaluation.task import GFNTask, Reference, joined
+from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.canonical import Candidate
 
 
@@ -34,17 +43,28 @@ class TopArchitecture:
     errors: tuple[str, ...] = ()  # of failed trainings
     test_error: str | None = None  # of the first missing test score
     weights: Mapping[str, Tensor] | None = None  # after the training on the first new seed
-    posterior: float | None = None  # mean score given the search and the new seeds, by which it is ranked
+    posterior: float | None = None  # mean score given the search and the seeds of the choice, by which it is ranked
+    num_choice: int = 0  # first new seeds, by which it was chosen: the later ones measure it
+
+    @property
+    def measured(self) -> tuple[float, ...]:
+        """Return the scores of the new seeds without a part in its choice; of one that was not chosen, all."""
+        return self.scores[self.num_choice :] or self.scores
+
+    @property
+    def measured_tests(self) -> tuple[float | None, ...]:
+        """Return the test scores of the same seeds."""
+        return self.tests[self.num_choice :] or self.tests
 
     @property
     def mean(self) -> float:
         """Return the mean validation score of the new seeds; without new seeds, the score of the search."""
-        return math.fsum(self.scores) / len(self.scores) if self.scores else self.record.score
+        return math.fsum(self.measured) / len(self.measured) if self.scores else self.record.score
 
     @property
     def test(self) -> float | None:
         """Return the mean test score, None without one."""
-        tests = [test for test in self.tests if test is not None]
+        tests = [test for test in self.measured_tests if test is not None]
         return math.fsum(tests) / len(tests) if tests else None
 
 
@@ -101,12 +121,15 @@ def ranked(architectures: Iterable[TopArchitecture]) -> tuple[TopArchitecture, .
     """
 
     def key(architecture: TopArchitecture) -> tuple[bool, float, float]:
-        size = architecture.record.num_parameters
         value = architecture.mean if architecture.posterior is None else architecture.posterior
-        # Rounded, so that the order of a sum does not break a tie.
-        return not architecture.scores, -round(value, 12), math.inf if size is None else size
+        return not architecture.scores, *_rank(value, architecture.record)
 
     return tuple(sorted(architectures, key=key))
+
+
+def _rank(mean: float, record: EvaluationRecord) -> tuple[float, float]:
+    """Return the key of a mean score, rounded so that the order of a sum does not break a tie."""
+    return -round(mean, 12), math.inf if record.num_parameters is None else record.num_parameters
 
 
 def with_test_scores(
@@ -127,12 +150,12 @@ def with_test_scores(
     fidelity = task.max_fidelity or None
     requests = [Request(from_dict(json.loads(record.graph)), fidelity=fidelity, tests=True) for record in records]
     try:
-        tickets = dispatcher.complete(requests, step=step)
+        futures = dispatcher.complete(requests, step=step)
     except EvaluationStoppedError:
         raise
     except Exception as error:  # of the executor: the report is written without test scores
         return tuple(TopArchitecture(record, test_error=describe(error)) for record in records)
-    outcomes = [ticket.outcome for ticket in tickets]
+    outcomes = [future.outcome for future in futures]
     return tuple(
         TopArchitecture(record, tests=(outcome.test,), test_error=outcome.test_error or outcome.error)
         for record, outcome in zip(records, outcomes, strict=True)
@@ -154,17 +177,18 @@ class Finalists:
     """The best of a search, or of random architectures, and the plan of their race."""
 
     records: Sequence[EvaluationRecord]  # best first
-    prior: Callable[[float], Belief]  # noise of one training -> belief before the race
+    prior: Callable[[float], NormalMeans]  # noise of one training -> mean scores before the race
     guess: float  # noise before any repeated training
-    num_trainings: int
+    num_trainings: int  # of the race, and of the comparison of its winner
+    num_choice: int = 0  # of these for the race
     num_before: int = 0  # trainings of an earlier process
     offset: int = 0  # added to the numbers of the new seeds
     seconds: float = math.inf  # for trainings, summed over them
 
 
 @dataclass
-class _Heat:
-    """A race with its trainings."""
+class _RaceTrainings:
+    """The trainings of a race, and of the comparison of its winner."""
 
     finalists: Finalists
     race: Race
@@ -172,39 +196,62 @@ class _Heat:
     num_left: int  # trainings that no earlier process has done
     seconds_left: float
     rounds: Iterator[list[tuple[int, int]]] = field(init=False)
-    round: list[tuple[int, Ticket]] = field(default_factory=list)  # the current one: finalists and their trainings
+    round: list[tuple[int, EvaluationFuture]] = field(
+        default_factory=list
+    )  # the current one: finalists and their trainings
     is_over: bool = False
-    tickets: list[list[Ticket]] = field(init=False)  # of each finalist
+    futures: list[list[EvaluationFuture]] = field(init=False)  # of each finalist
+    means: NormalMeans | None = None  # when the winner was chosen; None before
+    winner: int = 0  # the chosen finalist
+    num_choice: int = 0  # its trainings before
 
     def __post_init__(self) -> None:
         self.rounds = self.race.rounds()
-        self.tickets = [[] for _ in self.finalists.records]
+        self.futures = [[] for _ in self.finalists.records]
 
-    def all_tickets(self) -> Iterator[Ticket]:
+    def all_futures(self) -> Iterator[EvaluationFuture]:
         """Yield the trainings so far."""
-        yield from chain(*self.tickets)
-        yield from (ticket for _, ticket in self.round)
+        yield from chain(*self.futures)
+        yield from (future for _, future in self.round)
 
     def end_round(self) -> None:
         """Add the finished trainings of the round."""
-        for finalist, ticket in self.round:
-            if ticket.record is None:
+        for finalist, future in self.round:
+            if future.record is None:
                 continue
-            self.tickets[finalist].append(ticket)
-            self.race.scores[finalist].append(ticket.record.score)
-            if ticket.record.status is not EvaluationStatus.OK:
+            self.futures[finalist].append(future)
+            self.race.scores[finalist].append(future.record.score)
+            if future.record.status is not EvaluationStatus.OK:
                 self.race.failed.add(finalist)
-            if ticket.outcome is not None:
+            if future.outcome is not None:
                 self.num_left -= 1
-                self.seconds_left -= ticket.outcome.seconds
+                self.seconds_left -= future.outcome.seconds
         self.round = []
+
+    def choose(self) -> Winner:
+        """Choose the finalist with the best posterior mean, one with a failed training last; ties as in `ranked`."""
+        self.means = means = self.race.means
+        self.winner = min(range(len(self.race)), key=self.key)
+        self.num_choice = len(self.race.scores[self.winner])
+        return Winner(float(means.mean[self.winner]), float(means.std[self.winner]), self.race.noise)
+
+    def key(self, finalist: int) -> tuple[bool, float, float]:
+        """Return the rank of a finalist among others of its side, before its winners are compared."""
+        mean = float((self.means or self.race.means).mean[finalist])
+        return finalist in self.race.failed, *_rank(mean, self.finalists.records[finalist])
+
+    def size(self, sizes: Sizes | None) -> float:
+        """Return the cost of the winner, 0 without ranges."""
+        return self.finalists.records[self.winner].metrics[sizes.metric] if sizes else 0.0
 
     def architectures(self, weights: WeightFolder | None) -> Iterator[TopArchitecture]:
         """Yield the finalists with their trainings, the kept weights of the first, and posterior means."""
-        means = self.race.belief.mean.tolist()
-        for record, tickets, mean in zip(self.finalists.records, self.tickets, means, strict=True):
-            rows = [ticket.record for ticket in tickets if ticket.record is not None]
-            problems = (ticket.outcome.test_error for ticket in tickets if ticket.outcome is not None)
+        means = (self.means or self.race.means).mean.tolist()
+        for finalist, (record, futures, mean) in enumerate(
+            zip(self.finalists.records, self.futures, means, strict=True)
+        ):
+            rows = [future.record for future in futures if future.record is not None]
+            problems = (future.outcome.test_error for future in futures if future.outcome is not None)
             yield TopArchitecture(
                 record,
                 scores=tuple(row.score for row in rows),
@@ -213,7 +260,21 @@ class _Heat:
                 test_error=next(filter(None, problems), None),
                 weights=weights.read(rows[0]) if weights is not None and rows else None,
                 posterior=mean,
+                num_choice=self.num_choice if finalist == self.winner else 0,
             )
+
+
+def _pairs(
+    races: Sequence[_RaceTrainings], others: Sequence[_RaceTrainings], sizes: Sizes | None
+) -> list[tuple[int | None, int | None]]:
+    """Return the races of both sides that have the best winner within each cap, the largest cap first."""
+
+    def best(side: Sequence[_RaceTrainings], cap: float) -> int | None:
+        keys = {place: each.key(each.winner) for place, each in enumerate(side) if each.size(sizes) <= cap}
+        return min(keys, key=lambda place: keys[place], default=None)
+
+    caps = [math.inf] if sizes is None else reversed(sizes.caps)
+    return list(dict.fromkeys((best(races, cap), best(others, cap)) for cap in caps))
 
 
 @dataclass
@@ -231,8 +292,8 @@ class FinalTrainings:
     def __post_init__(self) -> None:
         self._task = self.dispatcher.task
         self._notes: list[str] = []
-        self._singles: list[Ticket] = []  # of random architectures
-        self._methods: list[Ticket] = []  # of each reference method and seed
+        self._singles: list[EvaluationFuture] = []  # of random architectures
+        self._methods: list[EvaluationFuture] = []  # of each reference method and seed
 
     @property
     def fidelity(self) -> int | None:
@@ -251,11 +312,13 @@ class FinalTrainings:
         step: int,
         random_finalists: Callable[[Sequence[EvaluationRecord]], Sequence[Finalists]] = lambda records: (),
         num_planned: int = 0,
+        sizes: Sizes | None = None,
     ) -> FinalStage:
-        """Race the finalists of the search, in one race or one per range of sizes, and of random architectures.
+        """Race the finalists of the search and of random architectures, then compare the winners on further seeds.
 
-        Comes after `begin`. `random_finalists` returns the races of the successful random candidates. `num_planned` are
-        their trainings; 0: one of each. `step` is that of the search.
+        Comes after `begin`. `sizes`: there is a race for each range; None: one. `random_finalists` returns the races of
+        the successful random candidates. `num_planned` are their trainings; 0: one of each. `step` is that of the
+        search.
         """
         num_random = len(self._singles)
         num_compared, num_own = num_planned or num_random, sum(each.num_trainings for each in finalists)
@@ -263,22 +326,26 @@ class FinalTrainings:
         num_finalists = sum(len(each.records) for each in finalists)
         raced = f"{counted(num_finalists, 'finalist')}, {counted(num_own, 'training')}"
         self.report_line(f"final stage: {raced} on new seeds; {compared}")
-        search_heats, random_heats = list(map(self._heat, finalists)), list[_Heat]()
-        is_drawn = False  # whether the random finalists are known
+        races, random_races = list(map(self._race, finalists)), list[_RaceTrainings]()
+        is_drawn = is_chosen = False  # whether the random finalists, and the winners of all races, are known
         while not self.is_stopped:
-            if not is_drawn and all(ticket.record is not None for ticket in self._singles):
+            if not is_drawn and all(future.record is not None for future in self._singles):
                 chosen, is_drawn = random_finalists([row for row in self._random_rows() if row.status is _OK]), True
-                random_heats += map(self._heat, chosen)
-            if not self._proceed([*search_heats, *random_heats], step, num_own + num_compared) and is_drawn:
+                random_races += map(self._race, chosen)
+            is_missing = self._proceed([*races, *random_races], step, num_own + num_compared)
+            if is_drawn and not is_chosen and all(race.is_over for race in (*races, *random_races)):
+                self._compare(races, random_races, step, sizes)
+                is_missing = is_chosen = True
+            if not is_missing and is_chosen:
                 break
             self.advance(timeout=_WAIT_S)
-        for heat in (*search_heats, *random_heats):
-            heat.end_round()
+        for race in (*races, *random_races):
+            race.end_round()
         for dispatcher in (self.dispatcher, self.references):
             dispatcher.flush()
         rows, is_complete, weights = self._random_rows(), not self.is_stopped, self.dispatcher.weights
-        parts = (search_heats, random_heats)
-        top, random_top = ([each for heat in part for each in heat.architectures(weights)] for part in parts)
+        sides = (races, random_races)
+        top, random_top = ([each for race in side for each in race.architectures(weights)] for side in sides)
         complete = [each for each in top if each.scores and not each.errors] if self.has_other_length else []
         correlation = rank_correlation([(each.record.score, each.mean) for each in complete])
         return FinalStage(
@@ -287,7 +354,7 @@ class FinalTrainings:
             fidelity=self.fidelity,
             random_top=ranked(random_top) if is_complete else (),
             num_random=len(rows),
-            num_random_trainings=len(rows) + sum(len(scores) for each in random_heats for scores in each.race.scores),
+            num_random_trainings=len(rows) + sum(each.race.num_done for each in random_races),
             correlation=None if math.isnan(correlation) else correlation,
             references=self._references(),
             notes=tuple(self._notes),
@@ -296,54 +363,88 @@ class FinalTrainings:
         )
 
     def _random_rows(self) -> list[EvaluationRecord]:
-        return [ticket.record for ticket in self._singles if ticket.record is not None]
+        return [future.record for future in self._singles if future.record is not None]
 
-    def _heat(self, finalists: Finalists) -> _Heat:
+    def _race(self, finalists: Finalists) -> _RaceTrainings:
         race = Race(
             finalists.prior,
             len(finalists.records),
-            num_trainings=finalists.num_trainings,
+            num_trainings=finalists.num_choice,
             num_seeds=self.config.num_seeds,
             guess=finalists.guess,
             num_at_once=_SEEDS_AT_ONCE if self._task.trains_seeds_together else 1,
             is_shifted=self.has_other_length,
         )
         graphs = [self.from_dict(json.loads(record.graph)) for record in finalists.records]
-        return _Heat(finalists, race, graphs, finalists.num_trainings - finalists.num_before, finalists.seconds)
+        num_left = finalists.num_trainings - finalists.num_before
+        return _RaceTrainings(finalists, race, graphs, num_left, finalists.seconds)
 
-    def _proceed(self, heats: Sequence[_Heat], step: int, num_planned: int) -> bool:
+    def _compare(
+        self, races: Sequence[_RaceTrainings], others: Sequence[_RaceTrainings], step: int, sizes: Sizes | None
+    ) -> None:
+        """Choose the winner of each race, and start the trainings that compare the best of both sides."""
+        sides = races, others
+        winners = [[race.choose() for race in side] for side in sides]
+        num_left = [max(sum(each.finalists.num_trainings - each.race.num_done for each in side), 0) for side in sides]
+        most = MOST_MEASURED * self.config.num_seeds
+        counts = seeds_to_compare(winners, _pairs(races, others, sizes), num_left, most=most)
+        for side, numbers in zip(sides, counts, strict=True):
+            wanted = sorted(
+                (seed, place, race.num_choice + seed)
+                for place, (race, number) in enumerate(zip(side, numbers, strict=True))
+                for seed in range(1, number + 1)
+            )
+            trainings = [(side[place], side[place].winner, seed) for _, place, seed in wanted]
+            chosen = self._affordable(trainings, side)
+            futures = self.dispatcher.submit([request for *_, request in chosen], step=step)
+            for (race, finalist, _), future in zip(chosen, futures, strict=True):
+                race.round.append((finalist, future))
+
+    def _proceed(self, races: Sequence[_RaceTrainings], step: int, num_planned: int) -> bool:
         """Start the next round of each race whose last one is finished; return whether any result is missing.
 
         The races do not wait for each other.
         """
-        for heat in heats:
-            while not heat.is_over and all(ticket.record is not None for _, ticket in heat.round):
-                heat.end_round()
-                chosen = self._chosen(heat)
-                tickets = self.dispatcher.submit([request for _, request in chosen], step=step)
-                heat.round = [(finalist, ticket) for (finalist, _), ticket in zip(chosen, tickets, strict=True)]
-                heat.is_over = not chosen
-        tickets = [*self._singles, *(ticket for heat in heats for ticket in heat.all_tickets())]
-        rows = [ticket.record for ticket in tickets if ticket.record is not None]
+        for race in races:
+            while not race.is_over and all(future.record is not None for _, future in race.round):
+                race.end_round()
+                trainings = [(race, finalist, seed) for finalist, seed in next(race.rounds, ())]
+                chosen = self._affordable(trainings, [race])
+                futures = self.dispatcher.submit([request for *_, request in chosen], step=step)
+                race.round = [(finalist, future) for (_, finalist, _), future in zip(chosen, futures, strict=True)]
+                race.is_over = not chosen
+        futures = [*self._singles, *(future for race in races for future in race.all_futures())]
+        rows = [future.record for future in futures if future.record is not None]
         methods = self._methods
-        num_done, is_missing = sum(ticket.record is not None for ticket in methods), len(rows) < len(tickets)
+        num_done, is_missing = sum(future.record is not None for future in methods), len(rows) < len(futures)
         if is_missing or num_done == len(methods):
             self.report_progress("final stage, trainings", len(rows), max(len(rows), num_planned), rows)
         else:
             self.report_progress("final stage, references", num_done, len(methods), rows)
         return is_missing or num_done < len(methods)
 
-    def _chosen(self, heat: _Heat) -> list[tuple[int, Request]]:
-        """Return the next trainings of a race within its plan; those of earlier processes are read from the store."""
-        records, offset, length = heat.finalists.records, heat.finalists.offset, self.fidelity
+    def _affordable(
+        self, trainings: Sequence[tuple[_RaceTrainings, int, int]], races: Sequence[_RaceTrainings]
+    ) -> list[tuple[_RaceTrainings, int, Request]]:
+        """Return trainings within the plan of races: a race, the number of a finalist, and its seed each.
+
+        The store has those of earlier processes.
+        """
+        length = self.fidelity
         wanted = [
-            (finalist, Request(heat.graphs[finalist], repeat=offset + seed, fidelity=length, tests=True))
-            for finalist, seed in next(heat.rounds, ())
+            (
+                race,
+                finalist,
+                Request(race.graphs[finalist], repeat=race.finalists.offset + seed, fidelity=length, tests=True),
+            )
+            for race, finalist, seed in trainings
         ]
-        known = self.dispatcher.store.find_many([request.identity for _, request in wanted])
-        seconds = math.fsum(each.seconds for each in records) / len(records)  # of the length of the search
+        known = self.dispatcher.store.find_many([request.identity for *_, request in wanted])
+        records = [record for race in races for record in race.finalists.records]
+        seconds = math.fsum(each.seconds for each in records) / max(len(records), 1)  # of the length of the search
         seconds *= (length or 1) / (self._task.max_fidelity or 1)
-        num_new, chosen = min(heat.num_left, heat.seconds_left / max(seconds, 1e-9)), []
+        num_left, seconds_left = sum(race.num_left for race in races), sum(race.seconds_left for race in races)
+        num_new, chosen = min(num_left, seconds_left / max(seconds, 1e-9)), []
         for each, row in zip(wanted, known, strict=True):
             if row is not None or num_new >= 1:
                 chosen.append(each)
@@ -385,8 +486,8 @@ class FinalTrainings:
         if self.is_stopped:
             return ()
         references = list[Reference]()
-        for name, tickets in groupby(self._methods, lambda ticket: ticket.request.candidate.canonical_key()):
-            outcomes = [ticket.outcome for ticket in tickets if ticket.outcome is not None]
+        for name, futures in groupby(self._methods, lambda future: future.request.candidate.canonical_key()):
+            outcomes = [future.outcome for future in futures if future.outcome is not None]
             results = [outcome.reference for outcome in outcomes if outcome.reference is not None]
             if failed := next((outcome for outcome in outcomes if outcome.reference is None), None):
                 self._notes.append(f"no reference {name}: {failed.error or failed.status.value}")

@@ -22,7 +22,7 @@ from gflownet.errors import UserError, counted
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
-from gflownet.evaluation.job import Request, Ticket
+from gflownet.evaluation.job import EvaluationFuture, Request
 from gflownet.evaluation.racing import rank_correlation
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus, Identity
 from gflownet.evaluation.task import GFNTask
@@ -35,16 +35,14 @@ IS_STOPPED = "is_stopped"
 class SuccessiveHalving:
     """Scores of all candidates at each rung, and the decisions that follow from them."""
 
-    def __init__(
-        self, min_fidelity: int, *, max_fidelity: int, reduction: int, num_unjudged: int | None = None
-    ) -> None:
+    def __init__(self, min_fidelity: int, *, max_fidelity: int, reduction: int, num_free: int | None = None) -> None:
         """Keep the sizes.
 
-        One in `reduction` candidates is promoted, which is also the factor between two rungs; the first `num_unjudged`
+        One in `reduction` candidates is promoted, which is also the factor between two rungs; the first `num_free`
         at each rung regardless, by default `reduction`.
         """
         self.max_fidelity, self.reduction = max_fidelity, reduction
-        self.num_unjudged = reduction if num_unjudged is None else num_unjudged
+        self.num_free = reduction if num_free is None else num_free
         rungs = [min_fidelity]
         while rungs[-1] * reduction < max_fidelity:
             rungs.append(rungs[-1] * reduction)
@@ -65,7 +63,7 @@ class SuccessiveHalving:
         for record in records:
             self._finish(record)
 
-    def judged(self, record: EvaluationRecord) -> EvaluationRecord:
+    def revised(self, record: EvaluationRecord) -> EvaluationRecord:
         """Return a new row of a rung with its estimated final score and whether the candidate is stopped.
 
         The row of a full training is added to those that the estimates use. Other rows are returned as they are.
@@ -75,11 +73,11 @@ class SuccessiveHalving:
             return record
         scores = self._scores[record.fidelity]
         insort(scores, record.score)
-        is_unjudged = len(scores) <= self.num_unjudged
+        is_free = len(scores) <= self.num_free
         num_promoted = max(1, len(scores) // self.reduction)
         is_behind = record.score < scores[-num_promoted]
         estimate = self._extrapolations[record.fidelity](record.score, record.curve, best=scores[-1])
-        metrics = {EXTRAPOLATED_SCORE: estimate, IS_STOPPED: float(is_behind and not is_unjudged)}
+        metrics = {EXTRAPOLATED_SCORE: estimate, IS_STOPPED: float(is_behind and not is_free)}
         record = replace(record, metrics={**record.metrics, **metrics})
         self._count(record)
         return record
@@ -134,10 +132,10 @@ def result_of(record: EvaluationRecord) -> EvaluationRecord | None:
 
 @dataclass(eq=False)
 class _Training:
-    """A candidate in flight: its ticket, and that of the part that is being trained."""
+    """A candidate in flight: its future, and that of the part that is being trained."""
 
-    ticket: Ticket
-    part: Ticket
+    future: EvaluationFuture
+    part: EvaluationFuture
 
 
 class HalvingEvaluator(AsynchronousEvaluator):
@@ -152,20 +150,20 @@ class HalvingEvaluator(AsynchronousEvaluator):
         self._dispatcher = dispatcher
         self._trainings: dict[Identity, _Training] = {}
         self._lock = threading.RLock()
-        dispatcher.judge = halving.judged
+        dispatcher.revise = halving.revised
 
-    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[EvaluationFuture]:
         with self._lock:
-            result = {identity: each.ticket for identity, each in self._trainings.items()}
+            result = {identity: each.future for identity, each in self._trainings.items()}
             new = list({each.identity: each for each in requests if each.identity not in result}.values())
-            # By fidelity: a resumed run judges in the order of the uninterrupted one.
+            # By fidelity: a resumed run decides in the order of the uninterrupted one.
             pairs = sorted(zip(new, self._next_parts(new), strict=True), key=lambda pair: pair[1].fidelity or math.inf)
             parts = self._dispatcher.submit([part for _, part in pairs], step=step)
             for (request, _), part in zip(pairs, parts, strict=True):
                 is_whole = part.request.identity == request.identity
-                ticket = result[request.identity] = part if is_whole else Ticket(request, step)
+                future = result[request.identity] = part if is_whole else EvaluationFuture(request, step)
                 if not is_whole:
-                    self._trainings[request.identity] = _Training(ticket, part)
+                    self._trainings[request.identity] = _Training(future, part)
             self._continue()
             return [result[request.identity] for request in requests]
 
@@ -207,21 +205,21 @@ class HalvingEvaluator(AsynchronousEvaluator):
             record = training.part.record
             if record is None:
                 continue
-            training.ticket.record = result_of(record)
-            if training.ticket.record is None:
+            training.future.record = result_of(record)
+            if training.future.record is None:
                 promoted.append(training)
             else:
-                training.ticket.outcome = training.part.outcome
+                training.future.outcome = training.part.outcome
                 del self._trainings[identity]
         for training in promoted:
             part, outcome = training.part, training.part.outcome
             # None: the full training
             rung = next((each for each in self.halving.rungs if each > (part.request.fidelity or 0)), None)
-            request = self._part(training.ticket.request, rung)
+            request = self._part(training.future.request, rung)
             if outcome is not None:  # evaluated here, and counted again with the next part
                 self._dispatcher.uncount(EvaluationStatus.OK)
                 request = replace(request, training=outcome.training, parent=part.request.fidelity)
-            (training.part,) = self._dispatcher.submit([request], step=training.ticket.step)
+            (training.part,) = self._dispatcher.submit([request], step=training.future.step)
         if any(training.part.record is not None for training in promoted):
             self._continue()
         return len(promoted)

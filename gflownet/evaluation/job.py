@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gflownet.evaluation.presentation import Reference
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
 from gflownet.evaluation.store.rows import EvaluationStatus as EvaluationStatus
-from gflownet.evaluation.task import GFNTask, Reference, Score
+from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import Candidate
 from gflownet.training.random_states import candidate_seed
 
@@ -105,7 +106,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Ticket:
+class EvaluationFuture:
     """A requested evaluation and, once it is done, its row."""
 
     request: Request
@@ -118,12 +119,14 @@ class Ticket:
     is_suspect: bool = False  # an earlier main process ended during its evaluation
 
 
-def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float, words: str = "") -> EvaluationRecord:
+def record_of(
+    future: EvaluationFuture, outcome: Outcome, *, run: str, floor_score: float, words: str = ""
+) -> EvaluationRecord:
     """Return the row of an outcome; without a valid score it has the floor score.
 
     The words of the candidate, see `GFNTask.words`, become a part of its node-link data.
     """
-    candidate, score = ticket.request.candidate, outcome.score
+    candidate, score = future.request.candidate, outcome.score
     is_ok = outcome.status is EvaluationStatus.OK
     graph = candidate.to_dict()
     if words:
@@ -136,16 +139,16 @@ def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float,
         score=score.value if is_ok and score is not None else floor_score,
         status=outcome.status,
         seconds=outcome.seconds,
-        step=ticket.step,
+        step=future.step,
         run=run,
         error=outcome.error,
         num_parameters=None if score is None else score.num_parameters,
         metrics={} if score is None else {**score.metrics, **test},
-        fidelity=ticket.request.identity.fidelity,
-        seed=ticket.request.identity.seed,
-        attempts=max(ticket.attempts, 1),
+        fidelity=future.request.identity.fidelity,
+        seed=future.request.identity.seed,
+        attempts=max(future.attempts, 1),
         is_transient=outcome.is_transient,
-        parent=ticket.request.parent,
+        parent=future.request.parent,
         curve=outcome.curve,
     )
 
@@ -166,24 +169,24 @@ class Deadlines:
         """Add the duration of a successful evaluation."""
         insort(self._seconds.setdefault(fidelity, []), seconds)
 
-    def measured(self, tickets: Sequence[Ticket], *, num_running: int = 0) -> float:
+    def measured(self, futures: Sequence[EvaluationFuture], *, num_running: int = 0) -> float:
         """Return the seconds in which a job has its next outcome unless it is far slower than most; inf: unknown.
 
         Running evaluations count as longer than finished ones, because the first ones to finish are fast. All
         candidates of a job may have their outcomes at the same time.
         """
-        seconds = self._seconds.get(tickets[0].request.fidelity, [])
+        seconds = self._seconds.get(futures[0].request.fidelity, [])
         place = (len(seconds) + num_running - 1) // 2
         median = seconds[place] if 0 <= place < len(seconds) else math.inf
-        return len(tickets) * max(_SHORTEST_S, _MEDIANS * median)
+        return len(futures) * max(_SHORTEST_S, _MEDIANS * median)
 
-    def of(self, tickets: Sequence[Ticket], *, num_running: int = 0) -> float | None:
+    def of(self, futures: Sequence[EvaluationFuture], *, num_running: int = 0) -> float | None:
         """Return the seconds until the next outcome of a job; None: no limit."""
-        measured = self.measured(tickets, num_running=num_running)
-        return None if self._longest is None else min(len(tickets) * self._longest, measured)
+        measured = self.measured(futures, num_running=num_running)
+        return None if self._longest is None else min(len(futures) * self._longest, measured)
 
 
-class JobQueue(deque[Ticket]):
+class JobQueue(deque[EvaluationFuture]):
     """Queued evaluations in order. Tasks that train candidates together get one job per place."""
 
     def __init__(self, task: GFNTask, *, seed: int) -> None:
@@ -193,17 +196,17 @@ class JobQueue(deque[Ticket]):
         self._trains_together = type(task).evaluate_many is not GFNTask.evaluate_many
         self._trains_seeds = task.trains_seeds_together
 
-    def repeat_alone(self, tickets: Iterable[Ticket], *, first: bool = False) -> None:
+    def repeat_alone(self, futures: Iterable[EvaluationFuture], *, first: bool = False) -> None:
         """Queue evaluations of a lost or failed job again, each in a separate job, at the end or before all others."""
-        again = list(tickets)
-        for ticket in again:
-            ticket.is_alone = True
+        again = list(futures)
+        for future in again:
+            future.is_alone = True
         self.extendleft(reversed(again)) if first else self.extend(again)
 
-    def pop_job(self, num_places: int) -> tuple[Job, list[Ticket]]:
-        """Remove the next group, and return its job with the tickets."""
-        tickets = self._pop_group(num_places)
-        requests = [ticket.request for ticket in tickets]
+    def pop_job(self, num_places: int) -> tuple[Job, list[EvaluationFuture]]:
+        """Remove the next group, and return its job with the futures."""
+        futures = self._pop_group(num_places)
+        requests = [future.request for future in futures]
         first = requests[0]
         job = Job(
             tuple(request.candidate for request in requests),
@@ -215,37 +218,29 @@ class JobQueue(deque[Ticket]):
             tests=first.tests,
             split=first.split,
         )
-        return job, tickets
+        return job, futures
 
-    def _pop_group(self, num_places: int) -> list[Ticket]:
-        """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
+    def _pop_group(self, num_places: int) -> list[EvaluationFuture]:
+        """Remove and return the futures of the next job: equal requests, as many as every place gets."""
         first = self.popleft()
-        tickets = [first]
+        futures = [first]
         if first.is_alone or not (self._trains_together or self._trains_seeds):
-            return tickets
+            return futures
         may_share = self._may_share if self._trains_together else self._are_seeds
         # Seeds that train together round differently: neither places nor other evaluations may change their number.
         num_places = num_places if self._trains_together else 1
-        size = math.ceil((1 + sum(may_share(first, ticket) for ticket in self)) / num_places)
-        while self and len(tickets) < size and may_share(first, self[0]):
-            tickets.append(self.popleft())
-        return tickets
+        size = math.ceil((1 + sum(may_share(first, future) for future in self)) / num_places)
+        while self and len(futures) < size and may_share(first, self[0]):
+            futures.append(self.popleft())
+        return futures
 
-    def _may_share(self, first: Ticket, second: Ticket) -> bool:
+    def _may_share(self, first: EvaluationFuture, second: EvaluationFuture) -> bool:
         one, other = first.request, second.request
         # Further seeds of one graph save no training, and may be trained with the first.
         own = {name: getattr(other, name) for name in ("candidate", "repeat", "saves_training", "training")}
         return not (second.is_alone or isinstance(one.candidate, ReferenceName)) and replace(one, **own) == other
 
-    def _are_seeds(self, first: Ticket, second: Ticket) -> bool:
-        is_saved = first.request.saves_training, second.request.saves_training  # a saved training is alone
-        is_same = (_key(first), _is_random(first)) == (_key(second), _is_random(second))
-        return is_same and is_saved == (False, False) and self._may_share(first, second)
-
-
-def _key(ticket: Ticket) -> str:
-    return ticket.request.candidate.canonical_key()
-
-
-def _is_random(ticket: Ticket) -> bool:
-    return ticket.request.repeat >= RANDOM_REPEAT
+    def _are_seeds(self, first: EvaluationFuture, second: EvaluationFuture) -> bool:
+        pair = first.request, second.request  # a saved training is alone
+        kinds = {(each.candidate.canonical_key(), each.repeat >= RANDOM_REPEAT, each.saves_training) for each in pair}
+        return len(kinds) == 1 and not first.request.saves_training and self._may_share(first, second)

@@ -1,4 +1,4 @@
-"""A race of finalists with noisy scores: posterior means, and further trainings of those that may be the best.
+"""A race of finalists with noisy scores, and how many trainings compare its winner with that of another race.
 
 Letters: K finalists, n scores of a search.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 
@@ -15,16 +16,19 @@ import numpy as np
 RANDOM_REPEAT = 1_000_000
 # Half the width of an interval in standard deviations, at 95 %.
 _HALF_WIDTH = 1.96
+_LEVEL = 0.95  # of the intervals of all verdicts at once
 # Weight of the first guess of the noise, in degrees of freedom of repeated trainings.
 _GUESS_WEIGHT = 2.0
-# Trainings per finalist on average: fewer finalists race where the trainings do not suffice.
-_MIN_TRAININGS = 2
+MIN_SEEDS = 3  # of each side, for a verdict
+MOST_MEASURED = 2  # seeds that measure a winner, at most, in units of final.num_seeds
+# Trainings per finalist on average, with those that measure the winner: fewer finalists race where they do not suffice.
+_MIN_TRAININGS = 3
 # Finalists that are trained at the same time, after the first seed of all.
 _WIDTH = 4
 
 
 @dataclass(frozen=True)
-class Belief:
+class NormalMeans:
     """Normal distributions of the mean scores over seeds."""
 
     mean: np.ndarray  # [K]
@@ -36,6 +40,13 @@ def num_finalists(num_trainings: int, top: int) -> int:
     return min(top, max(num_trainings // _MIN_TRAININGS, min(num_trainings, 1)))
 
 
+def num_for_choice(num_trainings: int, num_finalists: int, *, num_seeds: int) -> int:
+    """Return the trainings that choose among finalists; the others measure the winner, at most twice `num_seeds`."""
+    if num_finalists == 1:
+        return 0
+    return max(num_trainings - MOST_MEASURED * num_seeds, min(num_finalists, num_trainings))
+
+
 def spread_of(scores: Sequence[float]) -> float:
     """Return the standard deviation of scores [n] by their upper half, so that bad candidates do not count."""
     values = np.asarray(scores, dtype=float)
@@ -43,7 +54,7 @@ def spread_of(scores: Sequence[float]) -> float:
     return math.sqrt(float(np.mean((values[values >= centre] - centre) ** 2)))
 
 
-def shrunk(scores: Sequence[float], noise: float) -> Belief:
+def shrunk(scores: Sequence[float], noise: float) -> NormalMeans:
     """Return the posterior of the true means of n scores, one training each, by empirical Bayes.
 
     The prior is normal: its mean is the median, its variance that of the scores minus the noise.
@@ -52,7 +63,7 @@ def shrunk(scores: Sequence[float], noise: float) -> Belief:
     between = max(spread_of(scores) ** 2 - noise**2, 0.0)
     share = between / (between + noise**2) if between else 0.0
     centre = float(np.median(values))
-    return Belief(centre + share * (values - centre), np.full(len(values), noise * math.sqrt(share)))
+    return NormalMeans(centre + share * (values - centre), np.full(len(values), noise * math.sqrt(share)))
 
 
 def pooled_noise(samples: Sequence[Sequence[float]], *, guess: float) -> float:
@@ -68,7 +79,7 @@ def pooled_noise(samples: Sequence[Sequence[float]], *, guess: float) -> float:
     return math.sqrt(squares / freedom)
 
 
-def posterior(prior: Belief, samples: Sequence[Sequence[float]], *, noise: float) -> Belief:
+def posterior(prior: NormalMeans, samples: Sequence[Sequence[float]], *, noise: float) -> NormalMeans:
     """Return the distributions of the K means, given a prior and the scores of each finalist's new seeds.
 
     Where the scores are further from the prior than it allows, its variance grows by the excess (moments).
@@ -84,7 +95,7 @@ def posterior(prior: Belief, samples: Sequence[Sequence[float]], *, noise: float
     total = known + noise**2
     # Weight of the new seeds; without any doubt in either, they count.
     weight = np.divide(known, total, out=np.where(has, 1.0, 0.0), where=total > 0)
-    return Belief(weight * means + (1 - weight) * prior.mean, np.sqrt(variance * (1 - weight)))
+    return NormalMeans(weight * means + (1 - weight) * prior.mean, np.sqrt(variance * (1 - weight)))
 
 
 @dataclass(eq=False)
@@ -95,7 +106,7 @@ class Race:
     the best: one that falls behind stops, and goes on where the best turns out worse. A failed training ends them.
     """
 
-    prior: Callable[[float], Belief]  # noise of one training -> belief before the race
+    prior: Callable[[float], NormalMeans]  # noise of one training -> distributions before the race
     num: InitVar[int]  # K
     num_trainings: int  # of all finalists together
     num_seeds: int  # maximum number of trainings of one finalist
@@ -119,14 +130,14 @@ class Race:
         return pooled_noise(samples, guess=self.guess)
 
     @property
-    def belief(self) -> Belief:
+    def means(self) -> NormalMeans:
         """Return the posterior of the K means."""
         noise = self.noise
         prior = self.prior(noise)
         has = [finalist for finalist, scores in enumerate(self.scores) if scores and finalist not in self.failed]
         if self.is_shifted and has:
             means = np.array([np.mean(self.scores[finalist]) for finalist in has])
-            prior = Belief(prior.mean + float(np.mean(means - prior.mean[has])), prior.std)
+            prior = NormalMeans(prior.mean + float(np.mean(means - prior.mean[has])), prior.std)
         return posterior(prior, self.scores, noise=noise)
 
     def rounds(self) -> Iterator[list[tuple[int, int]]]:
@@ -140,7 +151,7 @@ class Race:
             if len(scores) < self.num_seeds and finalist not in self.failed
         ]:
             unseen = [finalist for finalist in lacking if not self.scores[finalist]]
-            num_before = self._num_done
+            num_before = self.num_done
             left = self.num_trainings - num_before
             wanted = (unseen or self._near(lacking)[:_WIDTH])[:left]
             if wanted:
@@ -151,19 +162,90 @@ class Race:
                     for k, end in zip(wanted, ends, strict=True)
                     for seed in range(len(self.scores[k]) + 1, end + 1)
                 ]
-            if self._num_done == num_before:
+            if self.num_done == num_before:
                 return
 
     @property
-    def _num_done(self) -> int:
+    def num_done(self) -> int:
+        """Return the finished trainings."""
         return sum(map(len, self.scores))
 
     def _near(self, lacking: list[int]) -> list[int]:
         """Return the finalists whose interval reaches the best, those with the highest upper bound first."""
-        belief = self.belief
-        best = max(belief.mean[finalist] for finalist in range(len(self)) if finalist not in self.failed)
-        bound = belief.mean + _HALF_WIDTH * belief.std
+        means = self.means
+        best = max(means.mean[finalist] for finalist in range(len(self)) if finalist not in self.failed)
+        bound = means.mean + _HALF_WIDTH * means.std
         return sorted((k for k in lacking if bound[k] >= best), key=lambda finalist: -bound[finalist])
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The mean score of a finalist when it is chosen, and the noise of one training."""
+
+    mean: float
+    std: float
+    noise: float
+
+
+def seeds_to_compare(
+    sides: Sequence[Sequence[Winner]],
+    pairs: Sequence[tuple[int | None, int | None]],
+    num_left: Sequence[int],
+    *,
+    most: int,
+) -> list[list[int]]:
+    """Return the trainings of the winners of both sides that compare them, at most `most` each.
+
+    A pair has the places of two winners, None without one; the first pairs come first where `num_left` trainings of
+    each side are not `MIN_SEEDS` for all. Further ones go where the expected number of verdicts grows most, given the
+    means before: no result of these trainings decides on them, so their means are unbiased, and their intervals exact.
+    """
+    counts, left = [[0] * len(side) for side in sides], [*num_left]
+    whole = [(first, second) for first, second in pairs if first is not None and second is not None]
+    numbers = range(MIN_SEEDS, most + 1)
+    chances = [
+        dict(zip(numbers, (_chance(sides[0][a], sides[1][b], n, len(pairs)) for n in numbers), strict=True))
+        for a, b in whole
+    ]
+
+    def costs(pair: tuple[int, int], num: int) -> list[int]:
+        return [max(num - counts[side][place], 0) for side, place in enumerate(pair)]
+
+    def train(pair: tuple[int, int], num: int) -> None:
+        for side, cost in enumerate(costs(pair, num)):
+            counts[side][pair[side]] += cost
+            left[side] -= cost
+
+    def fits(pair: tuple[int, int], num: int) -> bool:
+        return all(cost <= rest for cost, rest in zip(costs(pair, num), left, strict=True))
+
+    for pair in whole:
+        train(pair, max((num for num in range(min(MIN_SEEDS, most) + 1) if fits(pair, num)), default=0))
+    while steps := [
+        ((chance[num] - chance.get(before, 0.0)) / sum(costs(pair, num)), -num, place)
+        for place, (pair, chance) in enumerate(zip(whole, chances, strict=True))
+        for before in [min(counts[0][pair[0]], counts[1][pair[1]])]
+        for num in numbers
+        if num > before and fits(pair, num)
+    ]:
+        _, num, place = max(steps)
+        train(whole[place], -num)
+    for side, compared in enumerate(counts):
+        places = sorted({place for pair in pairs if (place := pair[side]) is not None})
+        while left[side] > 0 and (open_places := [place for place in places if compared[place] < most]):
+            compared[min(open_places, key=lambda place: compared[place])] += 1
+            left[side] -= 1
+    return counts
+
+
+def _chance(first: Winner, second: Winner, num: int, num_pairs: int) -> float:
+    """Return the probability that `num` trainings of each separate two means at the level of one of several pairs."""
+    from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats takes a second
+
+    variance = (first.noise**2 + second.noise**2) / num
+    margin = float(stdtrit(2 * num - 2, (1 + _LEVEL ** (1 / num_pairs)) / 2)) * math.sqrt(variance)
+    predicted = NormalDist(first.mean - second.mean, math.sqrt(variance + first.std**2 + second.std**2) or 1e-12)
+    return predicted.cdf(-margin) + 1 - predicted.cdf(margin)
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import chain
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -19,8 +17,7 @@ from torch import Tensor, nn
 from gflownet.evaluation.conditioning import Conditioning, RewardConditional
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.recorded_tables import limits_of
-from gflownet.graphs.assignment import Assignment, as_yaml, differing
-from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.evaluation.presentation import Presentation
 from gflownet.plugins import Configurable
 from gflownet.training.random_states import seeded
 
@@ -53,31 +50,6 @@ class Cost:
     flops: int  # of a forward pass on one example; a multiply-add counts 2
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A reference result on the task's data for the closing table."""
-
-    name: str  # for example MLPClassifier(100)
-    validation: Sequence[float]  # score of each seed
-    test: Sequence[float]
-    num_parameters: int | None = None
-    code: str = ""  # lines of Python that build the untrained model; empty: none
-
-
-@dataclass(frozen=True)
-class ReferenceMethod:
-    """A standard method, trained with each seed in a job of its own."""
-
-    name: str
-    result: Callable[[Sequence[int]], Reference | None]  # of seeds
-
-
-def joined(references: Sequence[Reference]) -> Reference:
-    """Return the result of a method for all seeds of its results."""
-    validation, test = chain(*(each.validation for each in references)), chain(*(each.test for each in references))
-    return replace(references[0], validation=tuple(validation), test=tuple(test))
-
-
 class CandidateTraining(ABC):
     """The training of one candidate up to a fidelity; it can be saved and continued."""
 
@@ -101,11 +73,12 @@ class CandidateTraining(ABC):
         """
 
 
-class GFNTask(Configurable, ABC):
+class GFNTask(Presentation, Configurable, ABC):
     """Scores terminal graphs and turns scores into log-rewards. A subclass defines `evaluate`.
 
-    Independent of policy and trainer. Built once, in the main process; `evaluate` is never called by two threads at
-    once. `Config` and `check_config` declare the options of a task: see gflownet.plugins.Configurable.
+    What tables and reports show of it has defaults in `Presentation`. Independent of policy and trainer. Built once, in
+    the main process; `evaluate` is never called by two threads at once. `Config` and `check_config` declare options,
+    see gflownet.plugins.Configurable.
     """
 
     environment: ClassVar[str] = ""  # the env.name that this task needs; empty: any
@@ -114,8 +87,6 @@ class GFNTask(Configurable, ABC):
     input_sizes: tuple[Any, ...] = ()
     output_sizes: tuple[Any, ...] = ()
 
-    score_name: str = "score"  # of Score.value, in tables
-    metric_name: str = ""  # of the measured figure behind the score, such as bits per byte; empty: none
     # Names of metrics that a run may choose as objectives (evaluation.objectives) in place of the one score.
     objectives: tuple[str, ...] = ()
     # Objectives of which smaller values are better, with the value c of utility 1/2: 1 / (1 + value / c).
@@ -128,8 +99,6 @@ class GFNTask(Configurable, ABC):
     # Epochs or steps of a full training for tasks with `train_many`; 0: evaluations have no fidelity.
     max_fidelity: int = 0
     fidelity_unit: ClassVar[str] = "epochs"
-    # Lines about the data that was read, which the run prints at its start, and keeps for the report.
-    account: Sequence[str] = ()
 
     # Where candidates train: that of the worker's slot, see `to_device`.
     device: torch.device = torch.device("cpu")
@@ -266,66 +235,6 @@ class GFNTask(Configurable, ABC):
         """Return the test scores of all architectures of the space where a table has them, otherwise none."""
         return ()
 
-    def network(self, candidate: Any) -> ComputationGraph | None:
-        """Return the network of a candidate, for drawings and `gflownet.load`; None where it is no graph."""
-        return candidate if isinstance(candidate, ComputationGraph) else None
-
-    def metric_of(self, score: float) -> float:
-        """Return the figure `metric_name` of a score, NaN for a score without one."""
-        return math.nan
-
-    def words(self, candidate: Any) -> str:
-        """Return a candidate in a few words for tables and reports, such as "gru 128 > rhn 128"; empty: none.
-
-        The store keeps them with each evaluation; empty ones where they fail, of which a run prints a line.
-        """
-        return ""
-
-    def settings(self, candidates: Sequence[Any]) -> list[str]:
-        """Return the choices of each candidate as a line of YAML, those that differ first; empty for other objects."""
-        values = [each.as_dict() if isinstance(each, Assignment) else None for each in candidates]
-        first = differing([each for each in values if each is not None])
-        return ["" if each is None else as_yaml(each, first=first) for each in values]
-
-    def load_line(self, candidate: Any, path: Path, *, has_weights: bool, rank: int = 0) -> str:
-        """Return the Python that loads a rank of a file with entries; empty where no module is known."""
-        if self.network(candidate) is None and "module" not in self.description(candidate):
-            return ""
-        return (
-            f'import gflownet; model = gflownet.load("{path}", rank={rank}{"" if has_weights else ", weights=False"})'
-        )
-
-    def next_step(self, candidate: Any, folder: Path) -> str:
-        """Return a line about what to do with the best candidate of a run folder; empty: none."""
-        return ""
-
-    def description(self, candidate: Any) -> Mapping[str, Any]:
-        """Return further JSON values of a candidate by name, for its entry in top_architectures.json.
-
-        `gflownet.load` reads an entry with `module`: {"build": "module:function"}. The function gets the choices by
-        name, or with "of": NAME this value of the description, and returns the module.
-        """
-        return {}
-
-    def reference(self, *, seeds: Sequence[int]) -> Reference | None:
-        """Return the result of a standard method on the same data, one score per seed, for the closing table."""
-        return None
-
-    def reference_methods(self) -> Sequence[ReferenceMethod]:
-        """Return the standard methods of the closing table; by default `reference`, where it is overridden."""
-        if type(self).reference is GFNTask.reference:
-            return ()
-        return (ReferenceMethod("of the task", lambda seeds: self.reference(seeds=seeds)),)
-
-    def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the results of all standard methods, one score per seed."""
-        results = (method.result(seeds) for method in self.reference_methods())
-        return [result for result in results if result is not None]
-
-    def remarks(self) -> Sequence[str]:
-        """Return lines about the data that a run prints at its start."""
-        return ()
-
     def fingerprint(self) -> str:
         """Return a digest of the data behind the scores; rows with another fingerprint are scored again."""
         return ""
@@ -431,13 +340,6 @@ class GFNTask(Configurable, ABC):
         if self._reward_conditional is None:
             raise ValueError(f"task: expected {type(self).__name__}.__init__ to call super().__init__(config)")
         return self._reward_conditional
-
-
-def words_of(task: GFNTask, candidate: Any) -> str:
-    """Return the words of a candidate, empty ones where the code of the user fails."""
-    with suppress(Exception):
-        return task.words(candidate)
-    return ""
 
 
 def soft_size_objective(quality: float, num_parameters: int, *, target_parameters: int, size_weight: float) -> float:

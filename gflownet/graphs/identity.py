@@ -68,7 +68,13 @@ def coloured_graph(
             for node_id, node in graph.nodes.items()
         }
     ids, colours = [], []
-    for group in (_input_ids(graph, is_subgraph=is_subgraph), _ids_of(graph, NodeType.OUTPUT)):
+    inputs, outputs = (
+        sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is kind)
+        for kind in (NodeType.INPUT, NodeType.OUTPUT)
+    )
+    if is_subgraph:
+        inputs.sort(key=lambda node_id: str(graph.nodes[node_id].port))
+    for group in (inputs, outputs):
         ids += group
         colours += [f"{place} {node_colours[node_id]}" for place, node_id in enumerate(group)]
     hidden = [node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.HIDDEN]
@@ -136,43 +142,24 @@ def _num_broadcasts(node: TypedNode) -> int:
     return count
 
 
-def _ids_of(graph: GraphElements, node_type: NodeType) -> list[int]:
-    return sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is node_type)
-
-
-def _input_ids(graph: GraphElements, *, is_subgraph: bool) -> list[int]:
-    """Return the inputs by ascending id; those of a subgraph by port."""
-    ids = _ids_of(graph, NodeType.INPUT)
-    if not is_subgraph:
-        return ids
-    return sorted(ids, key=lambda node_id: str(graph.nodes[node_id].port))
-
-
 def _ranks(graph: GraphElements, *, by_port: bool) -> Iterator[tuple[int, str]]:
     """Yield the place of every edge into a node whose aggregation depends on the order.
 
     With operations it is that of an enabled edge among those into the same port.
     """
-    for edges in _ordered_in_edges(graph).values():
+    ordered: dict[int, list[Edge]] = {
+        node_id: [] for node_id, node in graph.nodes.items() if is_order_sensitive(node.aggregation)
+    }
+    for edge in graph.edges.values() if ordered else ():
+        if edge.target in ordered:
+            ordered[edge.target].append(edge)
+    for edges in ordered.values():
         places: Counter[str] = Counter()
-        for edge in edges:
+        for edge in sorted(edges, key=lambda edge: (edge.order, edge.edge_id)):
             if edge.enabled or not by_port:
                 port = str(edge.port) if by_port else ""
                 yield edge.edge_id, f"#{places[port]} "
                 places[port] += 1
-
-
-def _ordered_in_edges(graph: GraphElements) -> dict[int, list[Edge]]:
-    in_edges: dict[int, list[Edge]] = {
-        node_id: [] for node_id, node in graph.nodes.items() if is_order_sensitive(node.aggregation)
-    }
-    if in_edges:
-        for edge in graph.edges.values():
-            if edge.target in in_edges:
-                in_edges[edge.target].append(edge)
-        for edges in in_edges.values():
-            edges.sort(key=lambda edge: (edge.order, edge.edge_id))
-    return in_edges
 
 
 def _operation_node_colours(
@@ -222,7 +209,12 @@ def _completed(operation: Any) -> Any:
             settings = dict(applied.items)
         except ValueError:
             return operation
-    return {"name": name, "settings": {key: _plain_number(value) for key, value in settings.items()}}
+    # An integral float is an int: 1.0 and 1 are one value of a setting.
+    plain = {
+        key: int(value) if is_number(value) and isinstance(value, float) and value.is_integer() else value
+        for key, value in settings.items()
+    }
+    return {"name": name, "settings": plain}
 
 
 def _full_name(name: str) -> str:
@@ -231,11 +223,6 @@ def _full_name(name: str) -> str:
         return graph_name(_SHORT_NAMES.get(name, name))
     except ValueError:  # of several packages
         return name
-
-
-def _plain_number(value: Any) -> Any:
-    """Return an integral float as an int: 1.0 and 1 are one value of a setting."""
-    return int(value) if is_number(value) and isinstance(value, float) and value.is_integer() else value
 
 
 def _applied(name: Any, subgraph_key: Callable[[str], str]) -> Any:

@@ -33,7 +33,8 @@ def node_link_dict(graph: GraphElements) -> Fields:
     Every field is written out, except in operation graphs (see `short_elements`).
     """
     config = thawed(graph.config)
-    multigraph, subgraphs = config.pop("multigraph"), _short_subgraphs(config.pop("subgraphs", {}))
+    multigraph, definitions = config.pop("multigraph"), config.pop("subgraphs", {})
+    subgraphs = {} if definitions == {} else {"subgraphs": definitions}
     if maps_tensors(graph):
         head = {"directed": True, "multigraph": multigraph} | ({"graph": config} if config else {})
         return {**head, **short_elements(graph.nodes.values(), graph.edges.values()), **subgraphs}
@@ -61,20 +62,6 @@ def node_link_dict(graph: GraphElements) -> Fields:
         for _, edge in sorted(graph.edges.items())
     ]
     return {"directed": True, "multigraph": multigraph, "graph": config, "nodes": nodes, "edges": edges, **subgraphs}
-
-
-def _short_subgraphs(subgraphs: Any) -> Fields:
-    """Return subgraphs in the short form; data that cannot be read as they are."""
-    if not isinstance(subgraphs, Mapping):
-        return {"subgraphs": subgraphs}
-    return {"subgraphs": {name: _short_subgraph(data) for name, data in subgraphs.items()}} if subgraphs else {}
-
-
-def _short_subgraph(data: Any) -> Any:
-    try:
-        return read_subgraph(data, "subgraph")
-    except ValueError:
-        return data
 
 
 def read_subgraph(data: Any, name: str) -> Fields:

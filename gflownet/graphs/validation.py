@@ -22,7 +22,7 @@ from gflownet.graphs.element_problems import (
     unexpected_value,
     unreachable_outputs,
 )
-from gflownet.graphs.elements import DEFAULT_WEIGHT, GraphElements, Node, NodeType, applied_subgraph, maps_tensors
+from gflownet.graphs.elements import DEFAULT_WEIGHT, GraphElements, NodeType, applied_subgraph, maps_tensors
 from gflownet.graphs.ordering import cycle_closing_edges
 from gflownet.graphs.typed import NodeShapeError, TypedGraph
 from gflownet.graphs.visit import visited
@@ -190,10 +190,9 @@ def _within(problem: GraphProblem, name: str) -> GraphProblem:
 def _num_expanded(graph: GraphElements, counts: dict[int, int]) -> int:
     """Return the number of nodes with all repetitions; invalid subgraphs and repetitions count once."""
     if id(graph) not in counts:
-        counts[id(graph)] = len(graph.nodes) + sum(_num_applied(graph, node, counts) for node in graph.nodes.values())
+        counts[id(graph)] = len(graph.nodes)
+        for node in graph.nodes.values():
+            if (inner := applied_subgraph(graph, node)) is not None:
+                repeat = node.repeat if REPEAT.accepts(node.repeat) else 1
+                counts[id(graph)] += repeat * _num_expanded(inner, counts)
     return counts[id(graph)]
-
-
-def _num_applied(graph: GraphElements, node: Node, counts: dict[int, int]) -> int:
-    inner = applied_subgraph(graph, node)
-    return 0 if inner is None else (node.repeat if REPEAT.accepts(node.repeat) else 1) * _num_expanded(inner, counts)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import gflownet
-from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, print_plain_messages, run_command
-from gflownet.cli.parser import Command as RunCommand
-from gflownet.cli.parser import run_help, run_parser
 from gflownet.config import config_names
 from gflownet.language.config import FLAG_KEYS, OPTIONS, ROOM
 from gflownet.records.trust import trusting
+from gflownet.run.parser import Command as RunCommand
+from gflownet.run.parser import run_help, run_parser
+from gflownet.terminal.arguments import EXIT_SIGNAL, CommandLine, print_plain_messages, run_command
 
 _OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
 

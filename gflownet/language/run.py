@@ -14,8 +14,6 @@ from typing import Any, cast
 
 import torch
 
-from gflownet.cli.arguments import program
-from gflownet.cli.console import duration
 from gflownet.config import to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.language import (
@@ -37,9 +35,10 @@ from gflownet.rhn.serving import SamplingParams, Stream
 from gflownet.rhn.text_codec import TOKENIZER_NAME, TextCodec
 from gflownet.run.folder import MODEL_NAME, SAMPLES_NAME, RunFolder
 from gflownet.run.logging import METRICS_NAME
-from gflownet.run.run import Run, open_run, resume_command
-from gflownet.run.stage import Stage, StepStage
-from gflownet.run.view import Figure, Limits, Look
+from gflownet.run.run import Run, Stage, StepStage, open_run, resume_command
+from gflownet.run.view import Figure, Look, PlannedWork
+from gflownet.terminal.arguments import program
+from gflownet.terminal.console import duration
 
 STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"
 # Seed of sample n: seed + n times this, distinct from the seeds of the weights and batches.
@@ -130,7 +129,7 @@ def train_on_text(config: LanguageConfig, *, default_folder: str = "") -> int | 
         training.restore() if is_continued else training.write_first_files()
         run.open_logs(
             resume_step=training.step if run.folder.resumed else None,
-            limits=Limits(
+            planned=PlannedWork(
                 num_steps=config.steps if config.seconds is None else 0,
                 seconds=config.seconds or 0.0,
                 phases=(Phase.TRAINING, Phase.FINAL),

@@ -14,7 +14,7 @@ from torch import nn
 from gflownet.errors import UserError, did_you_mean
 from gflownet.files import is_intact, parse_json, read_yaml
 from gflownet.language.config import LanguageConfig
-from gflownet.language.text import Tokens, choose_codec, encode, name_of, read_text, reproduces
+from gflownet.language.text import Tokens, choose_codec, encode, name_of, read_text
 from gflownet.records.trust import checked_names
 from gflownet.report.architectures import TOP_NAME
 from gflownet.rhn.cell_network import CellConfig
@@ -86,7 +86,8 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
     else:
         codec, tokenizer = load_text_codec(stored_model), None
         description = _stored(stored_model / DESCRIPTION_NAME)
-    parts = {name: encode(pieces, codec) for name, pieces in text.parts().items()}
+    parts, checked = {name: encode(each, codec) for name, each in text.parts().items()}, text.validation[0]
+    checked = checked[:_CHECKED_CHARACTERS]
     _check_lengths(parts, config)
     where = config.from_run or config.model
     _check_memory(config, description, where, device)
@@ -97,7 +98,7 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
         digest=text.digest(),
         codec=codec,
         tokenizer=tokenizer,
-        is_lossless=reproduces(codec, text.validation[0][:_CHECKED_CHARACTERS]),
+        is_lossless=codec.decode(codec.encode(checked)) == checked,
         parts=parts,
         description=description,
         model=model,
@@ -148,7 +149,10 @@ def _check_memory(config: LanguageConfig, description: Mapping[str, Any], where:
     Only what a step holds at least is counted: weights, gradients and one moment, the tokens of a batch, its logits.
     `where` names the option of the model in messages.
     """
-    memory = _memory_of(device)
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with torch.device("meta"):  # no memory
             model = model_of(description, where)
@@ -165,13 +169,6 @@ def _check_memory(config: LanguageConfig, description: Mapping[str, Any], where:
     if size > memory:
         got = f"got {config.rows} rows of {config.sequence_length} tokens, at least {_size(size)}"
         raise UserError(f"rows: expected a batch that fits into the memory of {_size(memory)}, {got}")
-
-
-def _memory_of(device: torch.device) -> int:
-    """Return the bytes of a device's memory, used ones included."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _size(num_bytes: int) -> str:

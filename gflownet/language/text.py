@@ -246,11 +246,6 @@ def name_of(codec: TextCodec) -> str:
     return "bytes" if codec is BYTES else f"a tokenizer with {codec.vocabulary_size:,} tokens"
 
 
-def reproduces(codec: TextCodec, text: str) -> bool:
-    """Return whether the tokens of a text hold all of it."""
-    return codec.decode(codec.encode(text)) == text
-
-
 def _trained(pieces: Iterable[str], num_tokens: int) -> str:
     """Return the JSON of a byte-level BPE tokenizer (Sennrich et al. 2016) without normalisation or special tokens."""
     try:

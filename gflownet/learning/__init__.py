@@ -1,4 +1,4 @@
-"""The training loop: optimiser steps on rollouts, memory of earlier batches, auxiliary networks."""
+"""The training loop: sampler, replay, optimiser steps on rollouts, memory of earlier batches, auxiliary networks."""
 
 import lazy_loader
 

@@ -5,3 +5,15 @@ from .learner import Learner as Learner
 from .learner import LearnerOptions as LearnerOptions
 from .learner import TrajectoryMemory as TrajectoryMemory
 from .learner import merge_isomorphic as merge_isomorphic
+from .replay import ActionSequences as ActionSequences
+from .replay import ReplayBuffer as ReplayBuffer
+from .replay import SeenStates as SeenStates
+from .replay import load_offline as load_offline
+from .rollouts import worker_samples as worker_samples
+from .sampler import Exploration as Exploration
+from .sampler import sample_backward as sample_backward
+from .sampler import sample_forward as sample_forward
+from .source import LocalSearch as LocalSearch
+from .source import Rollout as Rollout
+from .source import SourceOptions as SourceOptions
+from .source import TrajectorySource as TrajectorySource

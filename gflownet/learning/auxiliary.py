@@ -17,10 +17,10 @@ from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.action_values import action_value_loss
 from gflownet.objectives.base import Loss, Objective
-from gflownet.objectives.config import AlgoConfig, OptimizerConfig, QGFNConfig, TeacherConfig, TrajectoryBalanceConfig
+from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TrajectoryBalanceConfig
 from gflownet.objectives.steps import StepReader
 from gflownet.objectives.trajectory_balance import TrajectoryBalance, vargrad_log_partition
-from gflownet.policy.wrappers import GreedyPolicy, PolicyInParts, PolicyOnDevice
+from gflownet.policy.wrappers import GreedyPolicy, PolicyOnDevice
 from gflownet.training.steps import Steps, update_average
 
 
@@ -62,8 +62,7 @@ class AuxiliaryNetwork:
         self._optimizer = make_optimizer([{"params": parameters, **rate}, *groups], opt)
         self._steps = Steps([self._optimizer], parameters, max_norm=opt.clip_grad_param)
         self._schedule = make_schedule(self._optimizer, opt, num_steps=setup.num_steps)
-        in_parts = PolicyInParts(network, setup.context, num_parts=opt.num_micro_batches)
-        self.function = PolicyOnDevice(in_parts, device=device, precision=opt.precision)
+        self.function = PolicyOnDevice(network, device=device, precision=opt.precision)
 
     def learn(self, loss: Loss) -> dict[str, float]:
         """Take one optimiser step on a loss, and return its metrics.
@@ -117,7 +116,7 @@ class Teacher:
             tb=TrajectoryBalanceConfig(Z_learning_rate=algo.tb.Z_learning_rate),
         )
         self.objective = TrajectoryBalance(setup.context, objective_options).to(setup.device)
-        self._options = algo.teacher
+        self._mixing = algo.teacher.mixing
         self._student_reader = StepReader(setup.context, algo)
         self._network = AuxiliaryNetwork("teacher", policy, setup, groups=self.objective.parameter_groups())
 
@@ -145,7 +144,7 @@ class Teacher:
     def rewarded(self, student: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch) -> TrajectoryBatch:
         """Return the trajectories with the teacher's rewards in place of the student's."""
         delta = imbalance(self._student_reader, objective, student, trajectories)
-        log_reward = teacher_log_reward(delta, trajectories.log_reward, self._options)
+        log_reward = teacher_log_reward(delta, trajectories.log_reward, mixing=self._mixing)
         return trajectories.with_rewards(log_reward.to(trajectories.log_reward))
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,39 +157,39 @@ class Teacher:
         self.objective.load_state_dict(state["objective"])
 
 
+# Of the action values: learning rate, n of the n-step targets (the final rewards of shorter trajectories), decay of the
+# average that values the states n steps later.
+_LEARNING_RATE, NUM_STEPS, DECAY = 1e-3, 25, 0.95
+GREEDINESS = 0.9  # of the metric greedy_score_mean
+
+
 class ActionValues:
     """Q-network and the moving average of its weights that computes targets (QGFN, Lau et al. 2024)."""
 
-    def __init__(self, network: Policy, setup: Setup, *, config: QGFNConfig) -> None:
+    def __init__(self, network: Policy, setup: Setup) -> None:
         """Build the optimiser and the moving average.
 
         Args:
             network: a network with the policy's architecture, whose logits are Q-values.
-            setup: settings of the run; the options of the Q-values replace the learning rate.
-            config: options of the Q-values.
+            setup: settings of the run, but for the learning rate.
         """
-        self._context, self._config = setup.context, config
-        self._network = AuxiliaryNetwork("action_value", network, setup, learning_rate=config.learning_rate)
+        self._context = setup.context
+        self._network = AuxiliaryNetwork("action_value", network, setup, learning_rate=_LEARNING_RATE)
         self._average = copy.deepcopy(network).requires_grad_(False)
         self._target = PolicyOnDevice(self._average, device=setup.device, precision=setup.opt.precision)
 
     def learn(self, trajectories: TrajectoryBatch) -> dict[str, float]:
         """Take one optimiser step on a step's trajectories, and return the metrics."""
         networks = self._network.function, self._target
-        loss = action_value_loss(self._context, *networks, trajectories, num_steps=self._config.num_steps)
+        loss = action_value_loss(self._context, *networks, trajectories, num_steps=NUM_STEPS)
         metrics = self._network.learn(loss)
         averages, current = (list(each.parameters()) for each in (self._average, self._network.network))
-        update_average(averages, current, decay=self._config.decay)
+        update_average(averages, current, decay=DECAY)
         return metrics
 
-    def greedier(self, policy: PolicyFunction, *, variant: str | None = None, p: float | None = None) -> GreedyPolicy:
-        """Return a greedier policy; `variant` and `p` default to the options `algo.qgfn.*`."""
-        return GreedyPolicy(
-            policy,
-            self._network.function,
-            variant=self._config.variant if variant is None else variant,
-            p=self._config.p if p is None else p,
-        )
+    def greedier(self, policy: PolicyFunction, *, variant: str = "p_of_max", p: float = GREEDINESS) -> GreedyPolicy:
+        """Return a greedier policy, see `GreedyPolicy`."""
+        return GreedyPolicy(policy, self._network.function, variant=variant, p=p)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -223,7 +222,7 @@ class AuxiliaryNetworks:
                 self.teacher = Teacher(build_policy(), setup, algo=algo)
         if algo.qgfn.use:
             with _initial_weights(seed(1)):
-                self.action_values = ActionValues(build_policy(), setup, config=algo.qgfn)
+                self.action_values = ActionValues(build_policy(), setup)
 
     def learn(
         self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool
@@ -258,6 +257,7 @@ def _initial_weights(seed: int) -> Iterator[None]:
         yield
 
 
+WEIGHT = 19.0  # C: factor 1 + C in the reward of trajectories that the student samples too rarely
 SMOOTHING = 1e-3  # epsilon of the reward: keeps the log-reward of balanced trajectories finite
 
 
@@ -278,11 +278,11 @@ def imbalance(
     return -(ratio + log_z)
 
 
-def teacher_log_reward(delta: Tensor, log_reward: Tensor, config: TeacherConfig) -> Tensor:
+def teacher_log_reward(delta: Tensor, log_reward: Tensor, *, mixing: float, weight: float = WEIGHT) -> Tensor:
     """Return log(epsilon + (1 + C [delta > 0]) delta^2) + alpha log R(x), [B] (Kim et al. 2025, Adaptive teachers).
 
     The published code, alstn12088/adaptive-teacher, takes one more logarithm:
     log(1.001 + (1 + C [delta > 0]) delta^2) R^alpha.
     """
-    weight = torch.where(delta > 0, 1 + config.weight, 1.0)
-    return (SMOOTHING + weight * delta.square()).log() + config.mixing * log_reward.to(delta)
+    factor = torch.where(delta > 0, 1 + weight, 1.0)
+    return (SMOOTHING + factor * delta.square()).log() + mixing * log_reward.to(delta)

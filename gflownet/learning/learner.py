@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from gflownet.data.replay import ActionSequences, action_sequences
-from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.replay import ActionSequences, action_sequences
+from gflownet.learning.source import Rollout
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
@@ -23,7 +23,7 @@ from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.policy.wrappers import PolicyInParts, PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.training.optimisers import OptimiserOptions, Schedule, build_optimiser
 from gflownet.training.steps import Steps, update_average
 from gflownet.workers.process import stream_seed
@@ -37,9 +37,7 @@ LearnAuxiliary = Callable[..., dict[str, float]]
 
 def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return the optimiser of parameter groups; settings of a group take precedence."""
-    options = OptimiserOptions(
-        config.opt, config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, companion="adam"
-    )
+    options = OptimiserOptions(config.opt, config.learning_rate, companion="adam")
     return build_optimiser(groups, options)
 
 
@@ -224,7 +222,6 @@ class Learner:
         self.policy, self.objective, self.config, self.options = policy, objective, config, options
         self.device = device or torch.device("cpu")
         self._env = context.env
-        self._in_parts = PolicyInParts(policy, context, num_parts=config.num_micro_batches)
         self.sampling_policy = copy.deepcopy(policy) if options.sampling_tau else policy
         groups = [{"params": list(policy.parameters())}, *objective.parameter_groups()]
         self.optimizer = make_optimizer(groups, config)
@@ -237,7 +234,7 @@ class Learner:
     @property
     def trained(self) -> PolicyOnDevice:
         """Return the trained policy, callable on batches in main memory."""
-        return self._computed(self._in_parts)
+        return self._computed(self.policy)
 
     @property
     def sampling(self) -> PolicyOnDevice:
@@ -297,6 +294,12 @@ class Learner:
         metrics, norm = self._steps.compute_gradients(lambda: differentiate(self.objective.loss(self.trained, batch)))
         self._steps.check_gradients(norm)
         return metrics
+
+    def take_weights(self, other: Learner) -> None:
+        """Copy the weights of another learner's policy, which samples from now on, and of its objective."""
+        for policy in (self.policy, self.sampling_policy):
+            policy.load_state_dict(other.policy.state_dict())
+        self.objective.load_state_dict(other.objective.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -84,10 +84,6 @@ class DenseLayout(BatchLayout):
         kind = kind_at[position]
         return ActionBatch(kind, _renumbered(kind, row, n, max_nodes), column)
 
-    def part(self, batch: Batch, start: int, stop: int) -> dict[str, Tensor]:
-        """Return consecutive graphs with arrays of unchanged width."""
-        return {key: batch[key][start:stop] for key in batch.keys()}  # noqa: SIM118
-
     def merge(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """Return the graphs of all batches as one batch, as wide as the largest."""
         n = max(batch["node_type"].shape[1] for batch in batches)

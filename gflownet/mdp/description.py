@@ -11,6 +11,7 @@ from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import ATTRIBUTE_TYPES, PAIR_TYPES, SETTING_TYPES, GraphAction, GraphActionType
 from gflownet.mdp.states import (
     ABSENT,
+    MAIN_EDGE,
     UNSET,
     Attribute,
     GraphStates,
@@ -18,8 +19,6 @@ from gflownet.mdp.states import (
     count_bridges,
     transitive_closure,
 )
-
-_MAIN_EDGE = 0  # the edge type that reachability follows
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def described_states(vocabulary: GraphVocabulary, descriptions: Sequence[GraphDe
                 states.edge_attr[index, *ends] = torch.tensor(edge.values, dtype=torch.int8)
                 states.edge_order[index, *ends] = edge.order
     if vocabulary.directed:
-        states.reach[:] = transitive_closure(states.edge_type == _MAIN_EDGE)
+        states.reach[:] = transitive_closure(states.edge_type == MAIN_EDGE)
     else:
         states.num_bridges[:] = count_bridges(states.edge_type != ABSENT)
     return states

@@ -136,10 +136,6 @@ class BatchLayout(ABC):
         """Return the environment's actions at (type, row, column) indices [A, 3] of `graphs` [A]."""
 
     @abstractmethod
-    def part(self, batch: Batch, start: int, stop: int) -> Batch:
-        """Return graphs `start` to `stop` - 1 as a batch with arrays of the same width."""
-
-    @abstractmethod
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches as one batch."""
 

@@ -91,23 +91,6 @@ class SparseLayout(BatchLayout):
             kind[selected] = int(action_type)
         return ActionBatch(kind, row, indices[:, 2])
 
-    def part(self, batch: Batch, start: int, stop: int) -> Batch:
-        """Return consecutive graphs, with shifted indices of nodes and graphs."""
-        first, last = batch["ptr"][start], batch["ptr"][stop]
-        fields = {
-            "x": batch["x"][first:last],
-            "batch": batch["batch"][first:last] - start,
-            "ptr": batch["ptr"][start : stop + 1] - first,
-            "graph_attr": batch["graph_attr"][start:stop],
-        }
-        for key in batch.keys():  # noqa: SIM118
-            if key not in fields:
-                anchor = batch[f"{key.rpartition('_')[0]}_index"]
-                anchor = anchor[0] if anchor.ndim == 2 else anchor
-                inside = (anchor >= first) & (anchor < last)
-                fields[key] = batch[key][..., inside] - first if key.endswith("_index") else batch[key][inside]
-        return _make_batch(fields)
-
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches as one batch, with shifted indices of nodes and graphs."""
         nodes = _starts([len(batch["x"]) for batch in batches])

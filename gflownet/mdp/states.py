@@ -20,6 +20,7 @@ from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 
 ABSENT = -1  # type of a missing node or edge
 UNSET = -1  # value of an attribute that is not set
+MAIN_EDGE = 0  # the first edge type: AddNode attaches with it and reachability follows it
 MOST_VALUES = 127  # types, attribute values and orders are stored as int8
 NO_LIMIT = torch.iinfo(torch.int64).max // 4  # differences to it do not overflow
 

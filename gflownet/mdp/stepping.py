@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 
 from gflownet.mdp.action import BACKWARD_TYPES, FORWARD_TYPES, ActionBatch, GraphActionType
-from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary, count_bridges, transitive_closure
-
-_MAIN_EDGE = 0  # the first edge type: AddNode attaches with it and reachability follows it
+from gflownet.mdp.states import (
+    ABSENT,
+    MAIN_EDGE,
+    UNSET,
+    GraphStates,
+    GraphVocabulary,
+    count_bridges,
+    transitive_closure,
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class GraphEditor:
                 column[graphs] = self.edge_columns[c, 0]
             elif action_type == GraphActionType.RemoveNode:
                 column[graphs] = states.node_type[graphs, r].long()
-                parent = (states.edge_type[graphs, :, r] == _MAIN_EDGE).int().argmax(1)
+                parent = (states.edge_type[graphs, :, r] == MAIN_EDGE).int().argmax(1)
                 row[graphs] = parent - (parent > r).long()
             elif action_type == GraphActionType.RemoveEdge:
                 column[graphs] = states.edge_type[graphs, s, t].long()
@@ -96,7 +102,7 @@ class GraphEditor:
         states.node_type[graphs, new] = edit.column.to(torch.int8)
         states.num_nodes[graphs] = new + 1
         # The first node of an empty graph has no neighbour: its position is 0, as its row.
-        edge = torch.where(new > 0, _MAIN_EDGE, ABSENT).to(torch.int8)
+        edge = torch.where(new > 0, MAIN_EDGE, ABSENT).to(torch.int8)
         states.edge_type[graphs, row, new] = edge
         if self.vocabulary.directed:
             states.reach[graphs, :, new] |= states.reach[graphs, :, row]
@@ -120,7 +126,7 @@ class GraphEditor:
             return
         before = states.reach[graphs, :, source]  # [G, N] nodes that reach the source
         if len(self.vocabulary.edge_types) > 1:
-            before &= (column == _MAIN_EDGE)[:, None]
+            before &= (column == MAIN_EDGE)[:, None]
         after = states.reach[graphs, target]  # [G, N] nodes reachable from the target
         states.reach[graphs] |= before[:, :, None] & after[:, None, :]
 
@@ -183,7 +189,7 @@ class GraphEditor:
             states.edge_type[graphs, target, source] = ABSENT
             states.num_bridges[graphs] = count_bridges(states.edge_type[graphs] != ABSENT)
         else:
-            states.reach[graphs] = transitive_closure(states.edge_type[graphs] == _MAIN_EDGE)
+            states.reach[graphs] = transitive_closure(states.edge_type[graphs] == MAIN_EDGE)
 
     def _remove_node_attr(self, edit: _Edit) -> None:
         at = edit.graphs, edit.row, edit.column

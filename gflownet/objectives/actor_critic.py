@@ -15,6 +15,9 @@ from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.steps import StepReader, Steps
 
 _SMALLEST_DEVIATION = 1e-6  # lower bound of the standard deviation of advantages
+ENTROPY_WEIGHT, VALUE_WEIGHT = 0.01, 0.5  # of the policy's entropy, and of the value function's loss
+# Of ppo: largest distance of the probability ratio from 1, and optimiser steps per batch of trajectories.
+CLIP, NUM_EPOCHS = 0.2, 4
 
 
 class ActorCritic(Objective):
@@ -31,7 +34,6 @@ class ActorCritic(Objective):
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
         super().__init__(context, config)
         self.reader = StepReader(context, AlgoConfig(symmetry="none"))
-        self.options = config.actor_critic
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return actor's and critic's loss, averaged over the steps of sampled trajectories; 0 without any."""
@@ -41,7 +43,7 @@ class ActorCritic(Objective):
         value = steps.outputs.numbers
         actor = self.actor_loss(steps, trajectories, (final - value).detach(), counts)
         entropy = steps.outputs.categorical.entropy()
-        per_step = actor + self.options.value_weight * (value - final).square() - self.options.entropy * entropy
+        per_step = actor + VALUE_WEIGHT * (value - final).square() - ENTROPY_WEIGHT * entropy
         total = torch.where(counts, per_step, 0.0).sum() / counts.sum().clamp(min=1)
         return Loss(total, {"loss": float(total.detach()), "entropy": float(entropy.detach().mean())})
 
@@ -61,9 +63,7 @@ class AdvantageActorCritic(ActorCritic):
 class ProximalPolicyOptimization(ActorCritic):
     """The clipped surrogate loss (PPO, Schulman et al. 2017, eq. 7), several optimiser steps per batch."""
 
-    def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
-        super().__init__(context, config)
-        self.num_epochs = config.actor_critic.num_epochs
+    num_epochs = NUM_EPOCHS
 
     @torch.no_grad()
     def annotated(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> TrajectoryBatch:
@@ -77,5 +77,5 @@ class ProximalPolicyOptimization(ActorCritic):
         if len(counted) > 1:
             advantage = (advantage - counted.mean()) / counted.std().clamp(min=_SMALLEST_DEVIATION)
         ratio = (steps.log_forward - trajectories.log_forward.to(steps.log_forward)).exp()
-        bounded = ratio.clamp(1 - self.options.clip, 1 + self.options.clip)
+        bounded = ratio.clamp(1 - CLIP, 1 + CLIP)
         return -torch.minimum(ratio * advantage, bounded * advantage)

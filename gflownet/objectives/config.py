@@ -68,16 +68,6 @@ class SubTrajectoryBalanceConfig:
 
 
 @dataclass
-class ActorCriticConfig:
-    """Options of a2c and ppo."""
-
-    entropy: float = option(0.01, "weight of the policy's entropy", NOT_NEGATIVE)
-    value_weight: float = option(0.5, "weight of the value function's loss", NOT_NEGATIVE)
-    clip: float = option(0.2, "ppo: maximum distance of the probability ratio from 1", POSITIVE)
-    num_epochs: int = option(4, "ppo: optimiser steps per batch of trajectories", AT_LEAST_ONE)
-
-
-@dataclass
 class RelativeConfig:
     """Options of relative trajectory balance."""
 
@@ -89,9 +79,6 @@ class TeacherConfig:
     """Options of the adaptive teacher, a second policy that samples where the first one is wrong."""
 
     share: float = option(0.0, "share of the trajectories per step that the teacher samples; 0: no teacher", DECAY)
-    weight: float = option(
-        19.0, "C: factor 1 + C in the teacher's reward of trajectories that the policy samples too rarely", NOT_NEGATIVE
-    )
     mixing: float = option(0.5, "alpha: weight of the log-reward in the teacher's log-reward", NOT_NEGATIVE)
 
 
@@ -100,17 +87,6 @@ class QGFNConfig:
     """Options of action values (QGFN), trained with the policy for greedier sampling at inference."""
 
     use: bool = option(False, "train action values with the policy")
-    variant: Literal["p_greedy", "p_quantile", "p_of_max"] = option(
-        "p_of_max",
-        "how action values filter actions: p_greedy (take the best one with probability p), p_quantile (drop actions "
-        "below the p-quantile) or p_of_max (drop actions with less than p times the best value)",
-    )
-    p: float = option(0.9, "greediness of validations, from 0 (none) to 1", SHARE)
-    num_steps: int = option(
-        25, "n of the n-step targets; if at least the trajectory length, targets are the final rewards", AT_LEAST_ONE
-    )
-    learning_rate: float = option(1e-3, "learning rate of the action-value network", POSITIVE)
-    decay: float = option(0.95, "decay of the moving average that values the states n steps later", DECAY)
 
 
 @dataclass
@@ -153,7 +129,6 @@ class AlgoConfig:
     )
     tb: TrajectoryBalanceConfig = field(default_factory=TrajectoryBalanceConfig)
     subtb: SubTrajectoryBalanceConfig = field(default_factory=SubTrajectoryBalanceConfig)
-    actor_critic: ActorCriticConfig = field(default_factory=ActorCriticConfig)
     relative: RelativeConfig = field(default_factory=RelativeConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     qgfn: QGFNConfig = field(default_factory=QGFNConfig)
@@ -167,8 +142,6 @@ class OptimizerConfig:
         "adam", "optimiser: adam, adamw, sgd, or muon (for matrices; adam for the rest)"
     )
     learning_rate: float = option(1e-3, "learning rate of the policy network", POSITIVE)
-    weight_decay: float = option(0.0, "weight decay of the policy network", NOT_NEGATIVE)
-    momentum: float = option(0.9, "momentum of sgd and muon, beta1 of adam and adamw", DECAY)
     schedule: Literal["halving", "linear", "cosine", "constant"] = option(
         "halving",
         "learning-rate schedule: halving (every opt.lr_decay steps), constant, or constant for a third of the run and "
@@ -177,16 +150,8 @@ class OptimizerConfig:
     lr_decay: float = option(20_000, "halving: steps in which the learning rate halves", POSITIVE)
     warmup: int = option(0, "steps in which the learning rate rises linearly from 0", NOT_NEGATIVE)
     clip_grad_param: float = option(10.0, "largest norm of the gradient", POSITIVE)
-    max_skipped: int = option(
-        5,
-        "end the run after this many training steps in a row without finite loss and gradient; they change no weights",
-        AT_LEAST_ONE,
-    )
     precision: Literal["float32", "bfloat16"] = option(
         "float32", "precision of the policy's matrix products: float32, or bfloat16 (mixed precision)"
-    )
-    num_micro_batches: int = option(
-        1, "number of micro-batches per step: less memory, the same gradient, one more forward pass", AT_LEAST_ONE
     )
 
 

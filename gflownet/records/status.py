@@ -91,7 +91,7 @@ class RunStatus:
     state: RunState
     sessions: tuple[Session, ...]
     message: str = ""  # of the error, or the name of the signal
-    plan: Mapping[str, Any] = field(default_factory=dict)  # gflownet.run.plan.Plan
+    plan: Mapping[str, Any] = field(default_factory=dict)  # gflownet.run.plan.RunPlan
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gflownet.cli.arguments import CommandLine, print_plain_messages, program, run_command
 from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder, save_whole, write_whole
 from gflownet.records.marker import COMPARISON_FORMAT, MARKER_NAME, PAGE_NAME, not_a_search, read_marker
 from gflownet.records.trust import trusting
+from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
 
 if TYPE_CHECKING:
     from gflownet.report.compared import Comparison

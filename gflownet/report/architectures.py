@@ -13,11 +13,12 @@ from typing import Any
 from gflownet.errors import counted
 from gflownet.evaluation.execution import saved_weights
 from gflownet.evaluation.final import Sizes, TopArchitecture
-from gflownet.evaluation.task import GFNTask, words_of
+from gflownet.evaluation.presentation import words_of
+from gflownet.evaluation.statistics import Interval, simultaneous_intervals
+from gflownet.evaluation.task import GFNTask
 from gflownet.files import sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_svg
-from gflownet.metrics.statistics import Interval, simultaneous_intervals
 from gflownet.report.results import Finalist, Side
 
 TOP_NAME = "top_architectures.json"
@@ -106,11 +107,11 @@ def final_sides(
     """
     repeated = [architecture for architecture in top if architecture.scores and not architecture.errors]
     groups = sizes.groups(repeated) if sizes else ()
-    intervals = iter(simultaneous_intervals([each.scores for each in repeated], groups) if repeated else [])
+    intervals = iter(simultaneous_intervals([each.measured for each in repeated], groups) if repeated else [])
     sides = list[Side | None]()
     for rank, each in enumerate(top):
         interval = Interval(each.mean, math.nan, math.nan) if each.errors or not each.scores else next(intervals)
-        side = side_of(name or f"rank {rank}", interval, each.scores, each.tests, task=task)
+        side = side_of(name or f"rank {rank}", interval, each.measured, each.measured_tests, task=task)
         sides.append(replace(side, num_parameters=each.record.num_parameters) if each.scores else None)
     return sides
 
@@ -154,8 +155,9 @@ def _entry(rank: int, architecture: TopArchitecture, side: Side | None) -> dict[
         "mean": side.mean,
         "posterior_mean": architecture.posterior,
         "interval": None if math.isnan(side.low) else [side.low, side.high],
-        "scores": list(side.scores),
-        "test_scores": list(side.tests),
+        "scores": list(architecture.scores),
+        "test_scores": list(architecture.tests),
+        "num_choice": architecture.num_choice,
         "errors": list(architecture.errors),
     }
     return entry | {"final": final}

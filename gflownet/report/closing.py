@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gflownet.cli.console import print_line
 from gflownet.errors import counted, printable
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import FinalStage, TopArchitecture
+from gflownet.evaluation.presentation import words_of
+from gflownet.evaluation.statistics import hypervolume, non_dominated
 from gflownet.evaluation.store.evaluations import EvaluationRecord
-from gflownet.evaluation.task import GFNTask, words_of
+from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment, values_of
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.report.architectures import (
     PICTURES_NAME,
     TOP_NAME,
@@ -50,6 +50,7 @@ from gflownet.report.verdict import (
     spent_line,
     summary_of,
 )
+from gflownet.terminal.console import print_line
 
 FRONT_NAME = "pareto_front.json"
 
@@ -215,8 +216,9 @@ def _captions(final: FinalResults, *, name: str) -> Iterator[str]:
     seeds = counted(1, "new seed") if numbers == [1] else f"{number} new seeds"
     search_score = f"{final.finalists[0].score:.4f}"
     metric = "" if name in ("score", "accuracy") else f"{name}, "
-    yield f"validation, test: {metric}means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
-    yield "ranks: by the posterior mean, which combines the search and the new seeds"
+    tests = ", test" if any(each.test_score is not None for each in final.finalists) else ""
+    yield f"validation{tests}: {metric}means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
+    yield "ranks: by the posterior mean of the search and the first new seeds; later seeds measure the winners"
     if numbers != [1]:
         num = len(final.finalists)
         ranks = f" that hold for all {num} ranks at once, so also for the best" if num > 1 else ""
@@ -251,7 +253,7 @@ def print_comparisons(comparisons: Sequence[Comparison], console: Console, *, me
         longest = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
         spare = console.width - sum(longest) - len(columns) - 1
         for column, width in zip(columns, longest, strict=True):  # no word is cut where all fit
-            extra = max(0, min(spare, max(map(len, column[1:])) - width))
+            extra = max(0, min(spare, max(-(-len(column[0]) // 2), *map(len, column[1:])) - width))
             table.add_column(column[0], width=width + extra)
             spare -= extra
         for row in cells:
@@ -270,7 +272,9 @@ def _row_of(side: Side) -> Finalist:
 def print_best(rows: Sequence[Finalist], console: Console) -> None:
     """Print the table of the best architectures, then references."""
     table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("rank", "validation", "test", "parameters"):
+    has_test = any(each.test_score is not None for each in rows)
+    has_size = any(each.num_parameters is not None for each in rows)
+    for header in ("rank", "validation", *["test"] * has_test, *["parameters"] * has_size):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("architecture", overflow="fold")
     for each, following in zip_longest(rows, rows[1:]):
@@ -281,8 +285,8 @@ def print_best(rows: Sequence[Finalist], console: Console) -> None:
             start = shown[: _MAX_WORDS - 1]
             shown = f"{start.rpartition(', ')[0] or start}, …"
         is_last_rank = each.rank is not None and following is not None and following.rank is None
-        cells = _count(each.rank), score, test, _count(each.num_parameters), Text(printable(shown))
-        table.add_row(*cells, end_section=is_last_rank)
+        cells = [_count(each.rank), score, *[test] * has_test, *[_count(each.num_parameters)] * has_size]
+        table.add_row(*cells, Text(printable(shown)), end_section=is_last_rank)
     console.print(table)
 
 

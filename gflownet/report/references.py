@@ -16,12 +16,13 @@ import numpy as np
 
 from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture
+from gflownet.evaluation.statistics import LEVEL, Interval, hypervolume, simultaneous_intervals, standard_errors
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.metrics.statistics import LEVEL, Interval, hypervolume, simultaneous_intervals, standard_errors
 from gflownet.report.architectures import as_json, entries_of, final_sides, finalist_of, load_line, side_of
 from gflownet.report.results import Comparison, Finalist, Side
 from gflownet.report.verdict import HYPERVOLUME, comparisons_of
 
+_COSTS = {"latency": "s of latency"}  # words of a cap
 _NUM_DRAWS = 1_000  # of the mean scores of a front
 RANDOM_NAME = "random_architecture.json"  # the best random architecture, as an entry of top_architectures.json
 
@@ -68,7 +69,11 @@ def _within_caps(
     pairs = {(sizes.best(top, cap), sizes.best(random, cap)): cap for cap in reversed(sizes.caps)}  # each once
     for (rank, place), cap in reversed(pairs.items()):
         if rank is not None and place is not None:
-            yield place, f"at most {cap:,.6g} {sizes.metric.replace('_', ' ')}", finalists[rank].final
+            yield (
+                place,
+                f"at most {cap:,.6g} {_COSTS.get(sizes.metric) or sizes.metric.replace('_', ' ')}",
+                finalists[rank].final,
+            )
 
 
 def _name_of_random(final: FinalStage) -> str:
@@ -104,7 +109,7 @@ def front_volume(architectures: Sequence[TopArchitecture], task: GFNTask, sizes:
 
     means = np.array([each.mean for each in complete])
     value = volume(means)
-    error, num_freedom = standard_errors([each.scores for each in complete], sizes.groups(complete))
+    error, num_freedom = standard_errors([each.measured for each in complete], sizes.groups(complete))
     noise = np.random.default_rng(0).standard_t(np.maximum(num_freedom, 1), (_NUM_DRAWS, len(means))) * error
     if np.isnan(noise).any():
         return Interval(value, math.nan, math.nan)

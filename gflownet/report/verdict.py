@@ -4,43 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any
 
-from gflownet.cli.console import duration
 from gflownet.errors import counted
-from gflownet.evaluation.racing import RANDOM_REPEAT
+from gflownet.evaluation.racing import MIN_SEEDS, RANDOM_REPEAT
+from gflownet.evaluation.statistics import LEVEL, difference_margin, standard_error
 from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.pictures.chart import number_text
 from gflownet.report.results import Comparison, Results, SamplerResults, Side, Spent
+from gflownet.terminal.console import duration
 
 PLUS_MINUS, NO_BREAK = "\N{PLUS-MINUS SIGN}", "\N{NO-BREAK SPACE}"
 HYPERVOLUME = "hypervolume on new seeds"  # a measure of fronts in place of scores
-MIN_SEEDS = 3  # of each side, for a verdict
 BETTER, NOT_SEPARATED, WORSE, TOO_FEW = "better", "not separated", "worse", "too few seeds"
 ENDS = {BETTER: "than", NOT_SEPARATED: "from", WORSE: "than", TOO_FEW: "against"}
 
 
-def compared(own: Side | None, reference: Side) -> Comparison:
-    """Return the difference of two means, and whether its 95 % interval leaves out 0.
-
-    Half the interval is the root of the sum of squares of both halves: with Student's t of each side at least as wide
-    as the interval with Welch's degrees of freedom, which are not fewer than those of the smaller side (Welch 1947).
-    """
+def compared(own: Side | None, reference: Side, *, num: int = 1) -> Comparison:
+    """Return the difference of two means, and whether its interval, with those of `num` rows at 95 %, leaves out 0."""
     if own is None:
         return Comparison(reference)
-    gain, margin = own.mean - reference.mean, math.hypot(own.margin, reference.margin)
-    num, num_needed = min(len(own.scores), len(reference.scores)), 0
-    verdict = judged(gain, margin, num if reference.measure != HYPERVOLUME else MIN_SEEDS)
+    gain, margin = own.mean - reference.mean, difference_margin([*map(_error, (own, reference))], num=num)
+    num_seeds, num_needed = min(len(own.scores), len(reference.scores)), 0
+    verdict = verdict_of(gain, margin, num_seeds if reference.measure != HYPERVOLUME else MIN_SEEDS)
     if verdict == NOT_SEPARATED and gain and math.isfinite(margin):
         # Trainings that separate a difference like this one in at least 4 of 5 runs. Of a normal difference d with the
-        # standard error s of n trainings, n (1.96 + .84)^2 s^2 / d^2 (Lehr 1992). The interval of few trainings is
-        # wider than 1.96 s: fewer are enough.
-        num_needed = math.ceil(num * _POWER * (margin / gain) ** 2)
+        # standard error s of n trainings and the quantile z of the level, n (z + .84)^2 s^2 / d^2 (Lehr 1992). The
+        # interval of few trainings is wider than z s: fewer are enough.
+        quantile = NormalDist().inv_cdf((1 + LEVEL ** (1 / num)) / 2)
+        num_needed = math.ceil(num_seeds * ((1 + _POWER / quantile) * margin / gain) ** 2)
     return Comparison(reference, own, gain, margin, verdict, num_needed)
 
 
-def judged(difference: float, margin: float, num: int) -> str:
+def _error(side: Side) -> tuple[float, float]:
+    """Return the standard error of a mean and its degrees of freedom; a front has many."""
+    if side.scores:
+        return standard_error(side.scores)
+    return side.margin / NormalDist().inv_cdf((1 + LEVEL) / 2), math.inf
+
+
+def verdict_of(difference: float, margin: float, num: int) -> str:
     """Return the verdict on a difference with half its 95 % interval, of a number of seeds of each side."""
     if num < MIN_SEEDS:
         return TOO_FEW
@@ -49,8 +53,8 @@ def judged(difference: float, margin: float, num: int) -> str:
     return BETTER if difference > 0 else WORSE
 
 
-_ROUNDING = 1e-6
-_POWER, _MOST_TRAININGS = ((1.96 + 0.84) / 1.96) ** 2, 99
+_ROUNDING = 1e-6  # of a share; its square is the margin of equal scores
+_POWER, _MOST_TRAININGS = 0.84, 99  # the quantile of 4 of 5 runs
 RANDOM = "random search"
 COMPARED = ("compared by", "this run", "reference", "difference", "this run is (seeds to separate)")
 
@@ -74,7 +78,7 @@ def _margin_words(margin: float, *, digits: int) -> str:
 
 def _small(value: float, *, digits: int) -> str:
     text = f"{value:.{digits}f}"
-    return text if value < 10 and (not value or float(text)) else number_text(value)
+    return text if value < 10 and (value < _ROUNDING**2 or float(text)) else number_text(value)
 
 
 def _difference_words(comparison: Comparison, *, digits: int) -> str:
@@ -130,7 +134,7 @@ def comparisons_of(best: Side | None, pairs: Iterable[tuple[Side, Side | None]])
     A pair has the reference, and the run by its measure; None: the best architecture.
     """
     known = sorted(pairs, key=lambda pair: (not pair[0].measure, 0.0 if pair[0].measure else -pair[0].mean))
-    return tuple(compared(own or best, each) for each, own in known)
+    return tuple(compared(own or best, each, num=len(known)) for each, own in known)
 
 
 def summary_of(comparisons: Sequence[Comparison], *, metric: str = "") -> str:
@@ -276,7 +280,7 @@ def spent_on(records: Iterable[EvaluationRecord]) -> dict[str, Spent]:
 
 
 def spent_words(spent: Mapping[str, Spent], plan: Mapping[str, Any]) -> str:
-    """Return the trainings after the search against the plan of a run (gflownet.run.plan.Plan)."""
+    """Return the trainings after the search against the plan of a run (gflownet.run.plan.RunPlan)."""
     planned = {"final stage": ("num_final",), "random": ("num_random", "num_random_final")}
     done = {kind.removesuffix(" reference"): each.num for kind, each in spent.items()}
     parts = {kind: sum(int(plan.get(name, 0)) for name in names) for kind, names in planned.items()}

@@ -7,8 +7,9 @@ of the vocabulary.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -18,17 +19,10 @@ from torch import Tensor, nn
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.rhn.layers import RMSNorm, Run, SequenceLayer, embedding_table
 from gflownet.rhn.network import RecurrentNetwork
-from gflownet.training.random_states import seeded
-from gflownet.training.steps import evaluating
 from gflownet.translation.graph_summary import GraphSummary, summary
 from gflownet.translation.model import TranslatedModel, to_pytorch_model
 
 _MAX_WIDTH = 2**12  # upper bound of the search for the width that gives a number of parameters
-# Sequences on which blocks are checked: their number, and the lengths of the parts in which they are read.
-_CHECKED_ROWS, _CHECKED_PARTS = 2, (5, 1, 7)
-CHECKED_LENGTH = sum(_CHECKED_PARTS)
-_CHECKED_NOISE = 0.1  # in weights
-_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -183,65 +177,7 @@ def largest_cell(make: Callable[[int], CellConfig], budget: int) -> CellConfig:
     Raises:
         ValueError: a network of width 1 has more.
     """
-    low, high = 0, _MAX_WIDTH
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if num_cell_parameters(make(middle)) <= budget else (low, middle)
-    if not low:
+    width = bisect_right(range(1, _MAX_WIDTH), budget, key=lambda width: num_cell_parameters(make(width)))
+    if not width:
         raise ValueError(f"expected a network of at most {budget:,} parameters, got more at width 1")
-    return make(low)
-
-
-def fit_cell_parameters(config: CellConfig, budget: int) -> CellConfig:
-    """Return the network of cells with the width for which the number of parameters is nearest to `budget`.
-
-    The widths of all neurons are scaled by the same factor, and rounded.
-    """
-    low = largest_cell(lambda width: _scaled(config, width), budget)
-    both = low, _scaled(config, low.width + 1)
-    return min(both, key=lambda candidate: abs(num_cell_parameters(candidate) - budget))
-
-
-def _scaled(config: CellConfig, width: int) -> CellConfig:
-    """Return the network of a width."""
-    factor = width / config.width
-    return replace(config, blocks={name: _scaled_graph(graph, factor) for name, graph in config.blocks.items()})
-
-
-def _scaled_graph(graph: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    nodes = [{**node, "output_size": max(1, round(node["output_size"] * factor))} for node in graph["nodes"]]
-    return {**graph, "nodes": nodes}
-
-
-def check_causal(graph: ComputationGraph, *, longer: ComputationGraph) -> None:
-    """Check that a block reads sequences in parts, with its state, as it reads them at once: it sees no later position.
-
-    Args:
-        graph: of the block, on a sequence [1, W].
-        longer: of the same block on a sequence of CHECKED_LENGTH positions, without which one that lacks its state
-            would pass.
-
-    Raises:
-        ValueError: another result, or a model that cannot be built.
-    """
-    (shape,) = cast(GraphSummary, summary(graph)).inputs
-    with seeded(0), torch.no_grad():
-        layer = CellLayer(graph, shape.channels, CellConfig.epsilon)
-        for parameter in layer.parameters():  # some start at zero, without effect
-            parameter.add_(_CHECKED_NOISE * torch.randn_like(parameter))
-        x = torch.randn(_CHECKED_ROWS, CHECKED_LENGTH, shape.channels)
-    with evaluating(layer), torch.no_grad():
-        whole, state, parts = layer(x, None)[0], None, []
-        if not layer.slots:  # the layer reads every position alone
-            at_once = to_pytorch_model(longer).eval()
-            at_once.load_state_dict(layer.cell.state_dict())
-            whole = x + at_once(layer.norm(x))
-        for part in x.split(_CHECKED_PARTS, 1):
-            y, state = layer(part, state)
-            parts.append(y)
-    error = float((torch.cat(parts, 1) - whole).abs().max())
-    if not error <= _TOLERANCE:
-        raise ValueError(
-            "expected a causal block with carry, whose outputs do not change with later positions, got outputs of a "
-            f"sequence in parts that differ by {error:.2g}"
-        )
+    return make(width)

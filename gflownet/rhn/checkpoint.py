@@ -110,10 +110,11 @@ def save_language_model(folder: Path, model: nn.Module) -> None:
 
 
 def load_language_model(folder: Path) -> RecurrentNetwork:
-    """Return the model saved in a folder, in evaluation mode, with weights of the saved dtype.
+    """Return the model saved in a folder, in evaluation mode, with weights of the saved dtype and its tokenizer.
 
     Raises:
-        UserError: the folder holds no language model, or a file is truncated, altered, or made for another config.
+        UserError: the folder holds no language model, a file is truncated, altered, or made for another config, or a
+            tokenizer that `load_text_codec` refuses.
     """
     path = folder / DESCRIPTION_NAME
     check_model_folder(folder)
@@ -123,10 +124,15 @@ def load_language_model(folder: Path) -> RecurrentNetwork:
         raise UserError(f"{path}: expected JSON, got invalid text: {error}") from None
     with torch.device("meta"):
         model = model_of(description, str(path))
-    weights = _read_weights(folder / WEIGHTS_NAME)
-    _check_shapes(folder / WEIGHTS_NAME, weights, _weights(model))
+    path = folder / WEIGHTS_NAME
+    try:
+        weights = load(path.read_bytes())
+    except SafetensorError as error:
+        raise UserError(f"{path}: the file is damaged: expected safetensors ({error})") from None
+    _check_shapes(path, weights, _weights(model))
     model.load_state_dict(weights, assign=True, strict=False)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    model.codec = load_text_codec(folder)
     return model.eval()
 
 
@@ -159,9 +165,10 @@ def load_text_model(folder: Path) -> TextModel:
     """Return the model saved in a folder with its tokenizer.
 
     Raises:
-        UserError: as `load_language_model` and `load_text_codec`, or a vocabulary of another size than the tokenizer's.
+        UserError: as `load_language_model`, or a vocabulary of another size than the tokenizer's.
     """
-    model, codec = load_language_model(folder).decoder(), load_text_codec(folder)
+    network = load_language_model(folder)
+    model, codec = network.decoder(), network.codec
     if model.vocabulary_size != codec.vocabulary_size:
         expected = f"{codec.vocabulary_size} {'bytes' if codec is BYTES else 'tokens'}"
         raise UserError(f"{folder}: expected a model of {expected}, got one of {model.vocabulary_size} tokens")
@@ -174,13 +181,6 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         by_identity.setdefault(id(tensor), (name, tensor))
     return dict(by_identity.values())
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return load(path.read_bytes())
-    except SafetensorError as error:
-        raise UserError(f"{path}: the file is damaged: expected safetensors ({error})") from None
 
 
 def _check_shapes(path: Path, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -15,17 +15,16 @@ intermediate size, r the rank and J = bottleneck + 1. The state of a sequence is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from gflownet.rhn.diagonal import silu
 from gflownet.rhn.fold import BlockSizes, Fold, fold, normalised, sizes_of
-from gflownet.rhn.layers import MIN_SQUARED_NORM, RMSNorm, Run, SequenceLayer, check_tokens
+from gflownet.rhn.layers import MIN_SQUARED_NORM, Run, SequenceLayer, check_tokens
 from gflownet.rhn.wavefront import layers_per_group, run_diagonals
 
 TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
@@ -255,18 +254,6 @@ class LanguageModel(Protocol):
         ...
 
 
-class Network(Protocol):
-    """The part of a `RecurrentNetwork` that a decoder reads; its module imports this one."""
-
-    embedding: nn.Parameter
-    norm: RMSNorm
-    state_shape: tuple[int, int]
-
-    def runs(self) -> Iterable[Run]:
-        """Return the layers in the groups that are computed together."""
-        ...
-
-
 class _FoldedRun:
     """Folded weights of consecutive RHN layers."""
 
@@ -289,8 +276,8 @@ class _FoldedRun:
 class RHNDecoder:
     """A `LanguageModel` with the weights of a network, folded once; call `refresh` after a change of the weights."""
 
-    def __init__(self, network: Network) -> None:
-        """Fold the weights of a network."""
+    def __init__(self, network: Any) -> None:
+        """Fold the weights of a `RecurrentNetwork`, whose module imports this one."""
         self._network = network
         self.refresh()
 

@@ -5,6 +5,7 @@ R is the number of rows (sequences of a batch), T of tokens, V of the vocabulary
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -16,6 +17,9 @@ from torch.nn import functional as F
 from gflownet.rhn.config import PROJECTIONS, RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.layers import RecurrentLayer, RHNBlock, RMSNorm, Run, check_state, check_tokens, embedding_table
+from gflownet.rhn.serving.generation import generate
+from gflownet.rhn.serving.sampling import SamplingParams
+from gflownet.rhn.text_codec import BYTES, TextCodec
 from gflownet.rhn.wavefront import along_wavefront
 
 # Runs blocks over embedded tokens [R, T, H] from the states [depth, R, H] of the token before, None at the beginning of
@@ -47,6 +51,7 @@ class RecurrentNetwork(nn.Module):
     embedding: nn.Parameter  # [V, H], of the unembedding too
     norm: RMSNorm  # of the outputs of the last layer
     state_shape: tuple[int, int]  # (layers, width) of the state of one sequence
+    codec: TextCodec = BYTES  # of the texts of `generate`
 
     def runs(self) -> Iterable[Run]:
         """Return the layers in the groups that are computed together, first to last."""
@@ -55,6 +60,38 @@ class RecurrentNetwork(nn.Module):
     def decoder(self) -> RHNDecoder:
         """Return a `LanguageModel` with the present weights."""
         return RHNDecoder(self)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Tensor,
+        *,
+        max_new_tokens: int = SamplingParams.max_tokens,
+        temperature: float = SamplingParams.temperature,
+        seed: int | None = None,
+    ) -> Any:
+        """Return the continuation of a prompt: a text of a text, a list of tokens of tokens [T].
+
+        `gflownet.rhn.serving` has more options, streams and batches; a network that generates often is folded once
+        there, by `decoder`.
+
+        Args:
+            prompt: at least one token.
+            max_new_tokens: length of the continuation.
+            temperature: 0 for the likeliest token.
+            seed: of the tokens; None for another continuation each time.
+
+        Raises:
+            ValueError: an option out of its bounds, an empty prompt, or tokens outside the vocabulary.
+        """
+        if isinstance(prompt, str):
+            size = len(self.embedding)
+            if size != self.codec.vocabulary_size:
+                raise ValueError(f"prompt: expected tokens, for a vocabulary of {size} without a tokenizer, got a text")
+            tokens = self.codec.encode(prompt)
+            options: Any = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+            return self.codec.decode(self.generate(tokens, **options))
+        params = SamplingParams(max_tokens=max_new_tokens, temperature=temperature, seed=seed)
+        return generate(self.decoder(), [*map(int, prompt)], params).tokens
 
     def forward(
         self, tokens: Tensor, state: Tensor | None = None, *, stack: Stack = along_wavefront
@@ -255,11 +292,10 @@ def fit_parameters(config: StackConfig, budget: int) -> StackConfig:
     Feed-forward networks become a few units narrower or wider than their ratio if that is nearer. A stack without
     feed-forward networks is as near as whole widths allow.
     """
-    low, high = 1, _MAX_WIDTH
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if num_parameters(replace(config, width=middle)) <= budget else (low, middle)
-    candidates = [_adjusted(replace(config, width=width), units) for width in (low, high) for units in _ADJUSTMENTS]
+    widths = range(1, _MAX_WIDTH)
+    low = max(1, bisect_right(widths, budget, key=lambda width: num_parameters(replace(config, width=width))))
+    near = [replace(config, width=width) for width in (low, low + 1)]
+    candidates = [_adjusted(candidate, units) for candidate in near for units in _ADJUSTMENTS]
     return min(candidates, key=lambda candidate: abs(num_parameters(candidate) - budget))
 
 

@@ -6,7 +6,6 @@ import codecs
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from gflownet.errors import UserError
 
@@ -17,40 +16,6 @@ TOKENIZER_NAME = "tokenizer.json"
 _FIRST_NOT_ASCII = 0x80
 
 
-class TextStream(Protocol):
-    """Decodes a stream of tokens, whole characters only; the joined pieces equal `TextCodec.decode` of all tokens."""
-
-    def text(self, tokens: Iterable[int]) -> str:
-        """Return the characters that these tokens complete."""
-        ...
-
-    def rest(self) -> str:
-        """Return the text of an incomplete last character, and start again."""
-        ...
-
-
-class TextCodec(Protocol):
-    """Text as tokens of a vocabulary."""
-
-    vocabulary_size: int  # tokens are 0 .. vocabulary_size - 1
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text. Raises ValueError for half of a surrogate pair, which UTF-8 cannot encode."""
-        ...
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of tokens; invalid UTF-8 becomes the replacement character."""
-        ...
-
-    def stream(self) -> TextStream:
-        """Return a decoder of one answer."""
-        ...
-
-    def token_name(self, token: int) -> str:
-        """Return one token as text, as OpenAI's log-probabilities show it."""
-        ...
-
-
 class StreamDecoder:
     """Decode a stream of bytes, whole characters only; the joined pieces equal `decode` of all tokens."""
 
@@ -58,9 +23,11 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def text(self, tokens: Iterable[int]) -> str:
+        """Return the characters that these tokens complete."""
         return self._decoder.decode(bytes(tokens))
 
     def rest(self) -> str:
+        """Return the text of an incomplete last character, and start again."""
         incomplete = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return incomplete
@@ -69,22 +36,25 @@ class StreamDecoder:
 class ByteCodec:
     """One token per byte of UTF-8."""
 
-    vocabulary_size = 256
+    vocabulary_size = 256  # tokens are 0 .. vocabulary_size - 1
 
     def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text. Raises ValueError for half of a surrogate pair, which UTF-8 cannot encode."""
         try:
             return list(text.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise ValueError(f"text: expected characters that UTF-8 can encode, got {text[error.start]!r}") from None
 
     def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of tokens; invalid UTF-8 becomes the replacement character."""
         return bytes(tokens).decode("utf-8", errors="replace")
 
-    def stream(self) -> TextStream:
+    def stream(self) -> StreamDecoder:
+        """Return a decoder of one answer."""
         return StreamDecoder()
 
     def token_name(self, token: int) -> str:
-        """Return an ASCII character, or another byte in OpenAI's notation."""
+        """Return a token as text, as OpenAI's log-probabilities show it: an ASCII character, or another byte."""
         return chr(token) if token < _FIRST_NOT_ASCII else f"bytes:\\x{token:02x}"
 
 
@@ -124,7 +94,7 @@ class TokenizerCodec:
     def decode(self, tokens: Iterable[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
-    def stream(self) -> TextStream:
+    def stream(self) -> _TokenizerStream:
         return _TokenizerStream(self)
 
     def token_name(self, token: int) -> str:
@@ -184,6 +154,10 @@ class _TokenizerStream:
 
     def _piece(self) -> str:
         return self._codec.decode([*self._last, *self._next])[len(self._codec.decode(self._last)) :]
+
+
+TextCodec = ByteCodec | TokenizerCodec
+TextStream = StreamDecoder | _TokenizerStream
 
 
 def load_text_codec(folder: Path) -> TextCodec:

@@ -7,4 +7,5 @@ from .folder import last_checkpoint as last_checkpoint
 from .logging import MetricLogger as MetricLogger
 from .logging import MetricsFile as MetricsFile
 from .logging import WandbLog as WandbLog
+from .parser import Command as Command
 from .progress import Progress as Progress

@@ -24,7 +24,7 @@ from gflownet.config import Config, config_of, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.execution import outcome_of
-from gflownet.evaluation.job import EvaluationStatus, Outcome, Request, Ticket, record_of
+from gflownet.evaluation.job import EvaluationFuture, EvaluationStatus, Outcome, Request, record_of
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.files import parse_json, save_whole
 from gflownet.graphs.canonical import Candidate
@@ -159,7 +159,6 @@ class Search:
         self._loop = components.search
         self._entries: list[_Entry] = []  # not in the history yet
         self._results: dict[str, tuple[Candidate, Evaluation]] = {}  # canonical key -> graph and evaluation
-        self._told: list[dict[str, Any]] = []  # arguments of `tell` as plain values, in the order of `_results`
 
     @property
     def end(self) -> str:
@@ -228,18 +227,13 @@ class Search:
             raise UserError(f"tell: expected a score or error=..., got {'none' if score is None else 'both'}")
         outcome = self._outcome(score, error, Score(0.0, num_parameters, dict(metrics or {})), seconds)
         waiting = [each for each in self._entries if each.key == key and each.evaluation is None]
-        ticket = Ticket(Request(graph), step=self._loop.round + 1)
-        record = record_of(ticket, outcome, run="", floor_score=self.config.evaluation.floor_score)
+        future = EvaluationFuture(Request(graph), step=self._loop.round + 1)
+        record = record_of(future, outcome, run="", floor_score=self.config.evaluation.floor_score)
         evaluation = evaluation_of(record, task=self.task, cached=not waiting)
         for entry in waiting or self._prior(graph):
             entry.evaluation = evaluation
             evaluation = replace(evaluation, cached=True)  # for the same graph asked for twice
         self._results[key] = graph, evaluation
-        told, metrics, value = outcome.score, dict(evaluation.metrics), score
-        if told is not None:
-            value = {name: metrics[name] for name in score} if isinstance(score, Mapping) else told.value
-        extras = {"metrics": metrics, "num_parameters": num_parameters, "seconds": seconds}
-        self._told.append({"graph": graph.to_dict(), "score": value, "error": outcome.error, **extras})
 
     def best(self, num: int = 1) -> list[Result]:
         """Return the `num` graphs with the best scores, best first, without failures."""
@@ -266,7 +260,7 @@ class Search:
             "format": _FORMAT,
             "config": to_mapping(self.config),
             "num_calls": self._loop.num_calls,
-            "results": self._told,
+            "results": [_told(graph, evaluation) for graph, evaluation in self._results.values()],
             "waiting": [graph.to_dict() for graph in self.waiting()],
         }
         save_whole(Path(path), json.dumps(state))
@@ -369,9 +363,18 @@ def _texts(sizes: Sequence[Any]) -> str:
     return str([size if isinstance(size, int) else list(getattr(size, "sizes", size)) for size in sizes])
 
 
+def _told(graph: Any, evaluation: Evaluation) -> dict[str, Any]:
+    """Return arguments of `Search.tell` that give the same evaluation, as plain values."""
+    measured = evaluation.score if evaluation.infeasible_score is None else evaluation.infeasible_score
+    return {
+        "graph": graph.to_dict(),
+        "score": measured if evaluation.status is EvaluationStatus.OK else None,
+        "error": evaluation.error,
+        "metrics": dict(evaluation.metrics),
+        "num_parameters": evaluation.num_parameters,
+        "seconds": evaluation.seconds,
+    }
+
+
 def _result(graph: Any, evaluation: Evaluation) -> Result:
     return Result(graph, evaluation.score, evaluation.error, dict(evaluation.metrics))
-
-
-def _shown(evaluation: Evaluation) -> str:
-    return f"the score {evaluation.score:g}" if evaluation.status is EvaluationStatus.OK else "an error"

@@ -1,4 +1,4 @@
-"""The components of a search, built from its config."""
+"""Builder of a search from its config, and the components that the stages of its run share."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from gflownet.config import Config, copied, with_task_options
-from gflownet.data.replay import ReplayBuffer, load_offline
-from gflownet.data.rollouts import worker_samples
-from gflownet.data.sampler import Exploration
-from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget, Reserve
 from gflownet.evaluation.candidates.tensor_task import TensorTask
-from gflownet.evaluation.config import BudgetConfig, TemperatureConfig
+from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor
 from gflownet.evaluation.halving import build_halving
 from gflownet.evaluation.store.claims import Store
-from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
-from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.learning.learner import Learner, LearnerOptions, OnSkip
+from gflownet.learning.replay import ReplayBuffer, load_offline
+from gflownet.learning.rollouts import worker_samples
+from gflownet.learning.sampler import Exploration
+from gflownet.learning.source import SourceOptions, TrajectorySource
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OptimizerConfig, num_taught
 from gflownet.objectives.max_likelihood import MaxLikelihood
 from gflownet.plugins import is_module_class
+from gflownet.run.checkpoint import Checkpoint
 from gflownet.run.extensions import SAMPLER_OPTIMISER, automatic_method, load_extensions, validate
 from gflownet.run.folder import last_checkpoint
-from gflownet.run.plan import Plan, plan_of, sampler_updates
+from gflownet.run.plan import RunPlan, plan_of, sampler_updates
 from gflownet.run.progress import Progress
 from gflownet.search.config import AUTO, GFLOWNET
 from gflownet.search.history import History
-from gflownet.search.loop import Rule, SearchLoop, round_size
+from gflownet.search.loop import LoopOptions, SearchLoop, round_size
 from gflownet.search.method import PolicyTraining, SearchSetup
 from gflownet.search.prior import Prior, read_prior
 from gflownet.search.proposals import check_space
@@ -59,8 +59,33 @@ _NUM_TIMED = 16  # random architectures whose latency is measured at the start
 _ROUNDING = 1e-9  # of 1 / updates_per_reward
 
 
+@dataclass(frozen=True)
 class Components:
-    """Task, environment, policy, learner, replay buffer, search loop and sampler of a run, and their state.
+    """What the stages of a search share."""
+
+    config: Config
+    plan: RunPlan
+    task: GFNTask
+    context: GraphBuildingEnvContext
+    search: SearchLoop
+    sampler: Sampler  # trained after a search of another method than the policy
+    progress: Progress
+    run_id: str
+    build_evaluator: Callable[..., Dispatcher]  # see `Builder.build_evaluator`
+
+    @property
+    def env(self) -> Environment:
+        """Return the environment."""
+        return self.context.env
+
+    @property
+    def step(self) -> int:
+        """Return the number of completed steps."""
+        return self.progress.step
+
+
+class Builder:
+    """Builds task, environment, policy, learner, replay buffer, search loop and sampler of a run; saves their state.
 
     Attributes:
         config: with the search method that search.method=auto stands for; `chosen_config` has `auto`.
@@ -90,8 +115,7 @@ class Components:
             vocabulary = self.env.vocabulary
             self.task.use_limits(vocabulary.limits, smallest=self.env.smallest_sizes, caps=vocabulary.caps)
         seed_all(stream_seed(config.seed, Stream.POLICY))
-        self.policy = self.build_policy().to(self.device)
-        self.objective = self.build_objective().to(self.device)
+        self.policy, self.objective = self._networks()
         self.learner = self.build_learner()
         self.auxiliary = self.build_auxiliary()
         self.replay = ReplayBuffer(config.replay)
@@ -104,7 +128,6 @@ class Components:
                 each.evaluation.target_latency = target
         self.sampler = self.build_sampler()
         self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
-        self.step = 0
         self.progress = Progress()
         self.start_seconds = time.monotonic() - start  # `train` adds the imports
         self.default_folder = ""  # log_dir where no option names one: a new run takes the next free one
@@ -119,35 +142,19 @@ class Components:
             config.task_options = {}
             config.task_options = with_task_options(config, kind.Config).task_options
 
-    def _resolve_method(self) -> Plan:
+    def _resolve_method(self) -> RunPlan:
         """Replace search.method=auto, and return the plan."""
         reason, is_automatic = "", self.config.search.method == AUTO
         if is_automatic:
             config = copied(self.config)
             config.search.method, reason = automatic_method(config, self.task)
             if config.search.method == GFLOWNET:  # a resumed run may have options of a surrogate that it would not use
-                config.search.options = config.search.surrogate.options = config.search.acquisition.options = {}
+                config.search.options = config.search.surrogate.options = {}
             self.config, self.extensions = load_extensions(config)
         self.chosen_config = copied(self.config)
         if is_automatic:
             self.chosen_config.search.method = AUTO
         return plan_of(self.config, self.task, self.extensions.method, reason=reason)
-
-    @cached_property
-    def scoring_context(self) -> str:
-        """Everything but the graph that scores depend on, read once: files of the task may change during the run."""
-        return context_of(self.task)
-
-    @property
-    def num_steps(self) -> int:
-        """Return the expected number of steps: rounds of the search method and training steps of the policy."""
-        steps_after = self.plan.num_steps + bool(self.plan.num_verified) if self.trains_sampler else 0
-        return self.search.num_rounds + steps_after
-
-    @property
-    def trains_sampler(self) -> bool:
-        """Return whether a sampler is trained after the search, on predicted scores."""
-        return not self.search.method.trains_policy and self.config.search.train_sampler
 
     def build_task(self) -> GFNTask:
         """Build the task that scores terminal graphs."""
@@ -199,31 +206,49 @@ class Components:
             sampling_tau=algo.sampling_tau,
             seed=stream_seed(config.seed, Stream.MEMORY),
         )
-        return Learner(
-            self.policy, self.objective, self.context, config=config.opt, options=options, device=self.device
-        )
+        return self._learner(self.policy, self.objective, options)
+
+    def build_learner_of_new_policy(self) -> Learner:
+        """Build a learner with new weights, for a search method that trains a policy on predictions."""
+        config = self.config
+        options = LearnerOptions(num_steps=config.num_training_steps, num_updates=config.algo.num_updates)
+        return self._learner(*self._networks(), options, on_skip=lambda *skipped: self.learner.on_skip(*skipped))
 
     def build_sampler_learners(self) -> Iterator[tuple[Learner, int]]:
         """Yield the learners of the sampler after a search, in order, with their numbers of updates.
 
-        Both train the policy, which gets its first weights again; then it has a new learner.
+        Both train one policy, which begins with the first weights of the run's.
         """
         config, plan = self.config, self.plan
         num_likelihood, num_updates = sampler_updates(config.search.sampler, plan.num_search + plan.num_verified)
         with seeded(stream_seed(config.seed, Stream.POLICY) % 2**32):  # of numpy, too
-            self.policy, self.objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
-        for objective, num, rate in (
+            policy, objective = self._networks()
+        for each, num, rate in (
             (MaxLikelihood(self.context, config.algo), num_likelihood, LIKELIHOOD_RATE),
-            (self.objective, num_updates, OBJECTIVE_RATE),
+            (objective, num_updates, OBJECTIVE_RATE),
         ):
             fixed = SAMPLER_OPTIMISER | {"learning_rate": rate}
             opt = OptimizerConfig(**{**cast(Mapping[str, Any], config.opt), **fixed})
-            updates = LearnerOptions(num_steps=max(num, 1), merge_isomorphic=config.algo.merge_isomorphic)
-            learner = Learner(self.policy, objective, self.context, config=opt, options=updates, device=self.device)
-            learner.on_skip = self.learner.on_skip
-            yield learner, num
-        on_skip, self.learner = self.learner.on_skip, self.build_learner()
-        self.learner.on_skip = on_skip
+            options = LearnerOptions(num_steps=max(num, 1), merge_isomorphic=config.algo.merge_isomorphic)
+            yield self._learner(policy, each, options, opt=opt, on_skip=self.learner.on_skip), num
+
+    def _networks(self) -> tuple[Policy, Objective]:
+        """Return a policy with new weights, and its objective."""
+        return self.build_policy().to(self.device), self.build_objective().to(self.device)
+
+    def _learner(
+        self,
+        policy: Policy,
+        objective: Objective,
+        options: LearnerOptions,
+        *,
+        opt: OptimizerConfig | None = None,
+        on_skip: OnSkip | None = None,
+    ) -> Learner:
+        config = self.config.opt if opt is None else opt
+        learner = Learner(policy, objective, self.context, config=config, options=options, device=self.device)
+        learner.on_skip = on_skip or learner.on_skip
+        return learner
 
     def build_auxiliary(self) -> AuxiliaryNetworks:
         """Build the auxiliary networks trained with the policy."""
@@ -270,7 +295,7 @@ class Components:
         )
         return SearchLoop(self.extensions.method(setup), self.build_rule())
 
-    def build_rule(self) -> Rule:
+    def build_rule(self) -> LoopOptions:
         """Build the rule of the loop: functions of options and counts."""
         config, options, method = self.config, self.config.search, self.extensions.method
         num_in_flight = config.asynchronous.max_in_flight
@@ -279,13 +304,13 @@ class Components:
             if num_in_flight:
                 batch = min(batch, num_in_flight) if rewards is None else math.ceil(1 / rewards - _ROUNDING)
             width = num_in_flight or max(options.width, batch)
-            return Rule(max(batch, 1), width, in_order=not num_in_flight, num_rounds=config.num_training_steps)
+            return LoopOptions(max(batch, 1), width, in_order=not num_in_flight, num_rounds=config.num_training_steps)
         batch = num_places = self.plan.num_places
         if method.uses_surrogate and not self.task.is_cheap:
             batch = round_size(self.plan.num_search, places=num_places)
         batch = options.batch_size or batch
         width = options.width or (batch if self.task.is_cheap else 2 * batch)
-        return Rule(
+        return LoopOptions(
             1 if num_in_flight else batch,
             num_in_flight or max(width, batch),
             in_order=not num_in_flight,
@@ -320,32 +345,18 @@ class Components:
 
     def build_sampler(self) -> Sampler:
         """Build the sampler, which is trained after a search."""
-        config = self.config
-
-        def generator(*stream: int) -> torch.Generator:
-            return torch.Generator().manual_seed(stream_seed(config.seed, Stream.SAMPLER, *stream))
-
         return Sampler(
             self.search.method,
+            learner=self.learner,
             build_learners=self.build_sampler_learners,
-            sampling=lambda: self.learner.sampling,
-            generator=generator,
+            seed=self.config.seed,
             num_verified=self.plan.num_verified,
-            chooses_beta=dict(cast(Mapping[str, Any], config.cond.temperature)) == asdict(TemperatureConfig()),
         )
 
     def build_surrogate(self) -> Surrogate:
         """Build the surrogate of the search method."""
         seed = stream_seed(self.config.seed, Stream.SEARCH)
         return self.extensions.surrogate(self.env, self.config.search.surrogate, seed=seed)
-
-    def build_learner_of_new_policy(self) -> Learner:
-        """Build a learner with new weights, for a search method that trains a policy on predictions."""
-        policy, objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
-        options = LearnerOptions(num_steps=self.config.num_training_steps, num_updates=self.config.algo.num_updates)
-        learner = Learner(policy, objective, self.context, config=self.config.opt, options=options, device=self.device)
-        learner.on_skip = lambda error, batch: self.learner.on_skip(error, batch)  # steps are skipped by one rule
-        return learner
 
     def build_executor(self) -> Executor:
         """Build the executor of candidate evaluations."""
@@ -385,7 +396,7 @@ class Components:
         """Return the complete state for a checkpoint: a resumed run continues exactly."""
         return {
             "run_id": self.run_id,
-            "step": self.step,
+            "step": self.progress.step,
             "progress": self.progress.state_dict(),
             **self.learner.state_dict(),
             "companions": self.auxiliary.state_dict(),
@@ -398,14 +409,23 @@ class Components:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""
         self.run_id = state["run_id"]
-        self.step = state["step"]
-        self.progress.load_state_dict(state["progress"])
+        self.progress.load_state_dict(state["progress"] | {"step": state["step"]})
         self.learner.load_state_dict(state)
         self.auxiliary.load_state_dict(state["companions"])
         self.replay.load_state_dict(state["replay"])
         self.search.load_state_dict(state["search"])
         self.sampler.load_state_dict(state["sampler"])
         set_random_state(state["random_state"])
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Load the state of a checkpoint. Raises UserError for one of another version."""
+        try:
+            self.load_state_dict(checkpoint.state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{checkpoint.path}: expected a state of this version, got another ({type(error).__name__}); start a "
+                "new run with another log_dir"
+            ) from error
 
 
 def name_of(kind: type) -> str:

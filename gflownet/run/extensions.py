@@ -20,18 +20,18 @@ from gflownet.config import (
     to_mapping,
     with_options,
 )
-from gflownet.data.config import check_data
 from gflownet.envs.config import ENVIRONMENTS, check_env
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_conditionals, check_evaluation, check_store_url
 from gflownet.evaluation.executors.machine import check_device
 from gflownet.evaluation.tasks import TASKS
+from gflownet.learning.config import check_data
 from gflownet.objectives.config import OBJECTIVES, REGRESSIONS, check_algo
 from gflownet.options import leaves
 from gflownet.plugins import ExtensionPoint, check_name
 from gflownet.policy.config import POLICIES, check_model
 from gflownet.records.marker import check_folder_options, check_run_folder
-from gflownet.search.config import ACQUISITIONS, AUTO, GFLOWNET, SEARCH_METHODS, SURROGATES
+from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS, SURROGATES
 
 if TYPE_CHECKING:
     from gflownet.evaluation.task import GFNTask
@@ -59,7 +59,7 @@ _TASK_FILES = ("task_options.table", "task_options.text", "task_options.data", "
 _log = logging.getLogger(__name__)
 # The methods of search.method=auto for scores that depend on a training, and with the checks of its sampler.
 _TRAINED_METHOD, _SAMPLING_METHOD = "surrogate", "surrogate_gflownet"
-_OF_METHOD = (SEARCH_METHODS, SURROGATES, ACQUISITIONS)  # whose options wait for the method
+_OF_METHOD = (SEARCH_METHODS, SURROGATES)  # whose options wait for the method
 EXTENSION_POINTS = (TASKS, ENVIRONMENTS, POLICIES, OBJECTIVES, REGRESSIONS, *_OF_METHOD)
 
 
@@ -73,7 +73,9 @@ def validate(config: Config) -> None:
     check_name(SEARCH_METHODS.key, config.search.method, {AUTO: "", **SEARCH_METHODS.homes})
     for point, name in choices(config):
         point.check_name(name)
-        _warn_of_hidden_class(point, name)
+        for offer in point.installed.get(name, ()) if name in point else ():
+            message = "%s=%s: the built-in class is used; %s is that of the package %s"
+            _log.warning(message, point.key, name, offer.home, offer.package)
     check_env(config.env)
     check_model(config.model)
     check_data(config.replay, config.local_search, num_from_policy=config.algo.num_from_policy)
@@ -100,18 +102,6 @@ def validate(config: Config) -> None:
         )
 
 
-def _warn_of_hidden_class(point: ExtensionPoint, name: str) -> None:
-    """Log that a built-in class is used although an installed package has an entry point with its name."""
-    for offer in point.installed.get(name, ()) if name in point else ():
-        _log.warning(
-            "%s=%s: the built-in class is used; %s is that of the package %s",
-            point.key,
-            name,
-            offer.home,
-            offer.package,
-        )
-
-
 def _check_main_process_only(config: Config) -> None:
     """Refuse options of the training on scores where something else proposes or trains."""
     if config.search.method not in (GFLOWNET, AUTO):
@@ -134,7 +124,7 @@ def _check_main_process_only(config: Config) -> None:
 _OF_SCORES = ("num_training_steps", "algo.num_from_policy", "algo.train_random_action_prob")
 _OF_SCORES += ("algo.sampling_temperature", "algo.sampling_tau", "validate_every")
 _GROUPS_OF_SCORES = ("replay.", "offline.", "local_search.")
-# Options of the optimiser that the training of a sampler sets itself (Components.build_sampler_learners).
+# Options of the optimiser that the training of a sampler sets itself (Builder.build_sampler_learners).
 SAMPLER_OPTIMISER = {"schedule": "linear", "warmup": 0, "learning_rate": math.nan}
 
 
@@ -228,7 +218,6 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
     method: Any = classes.get(SEARCH_METHODS.key)  # none before auto is resolved
     if method is not None and not method.trains_policy:  # the search ends with a sampler, which learns from predictions
         classes[SURROGATES.key] = SURROGATES.load(config.search.surrogate.name)
-        classes[ACQUISITIONS.key] = ACQUISITIONS.load(config.search.acquisition.name)
     unresolved = _OF_METHOD if config.search.method == AUTO else ()
     points = [point for point in EXTENSION_POINTS if point.options_key and point not in unresolved]
     schemas = {point.options_key: getattr(classes.get(point.key), "Config", None) for point in points}

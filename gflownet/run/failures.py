@@ -101,6 +101,9 @@ class Quarantine:
         )
 
 
+_MAX_SKIPPED = 5  # training steps in a row
+
+
 class SkippedSteps:
     """Training steps without finite loss or gradient: their batches are written, and too many in a row end the run."""
 
@@ -115,7 +118,7 @@ class SkippedSteps:
             self.last = step
             self._write(run.folder, step, batch)
             run.logger.warn(f"step {step}: {error}; the step is skipped")
-        if step - self._first + 1 >= self._options.max_skipped:
+        if step - self._first + 1 >= _MAX_SKIPPED:
             raise error
 
     def end(self, run: Run, error: FloatingPointError, *, step: int, batch: TrajectoryBatch | None) -> UserError:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from math import inf
 from statistics import fmean
 from typing import Any, cast
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gflownet.errors import counted
+from gflownet.evaluation.candidates.metrics import METRICS
 from gflownet.evaluation.candidates.sets import (
-    FIGURES,
     WEIGHTS_NAME,
     WeightFolder,
     calibration,
@@ -25,6 +24,7 @@ from gflownet.evaluation.candidates.sets import (
     predicted,
 )
 from gflownet.evaluation.candidates.tensor_task import TensorTask
+from gflownet.evaluation.data.examples import labelled_classes
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import exceeded
 from gflownet.evaluation.execution import describe
@@ -39,26 +39,22 @@ from gflownet.report.architectures import SET_NAME, entries_of
 from gflownet.run.components import Components
 from gflownet.run.run import Run
 
+_NUM_KEPT = 20  # best candidates of the search, and of random ones, whose weights are kept for the set
 _Row = dict[str, Any]  # key, name, number of parameters and test figures of a set or network
 
 
 def kept_weights(parts: Components, run: Run) -> WeightFolder | None:
     """Return the folder of the weights that a run keeps, None without final trainings of modules."""
-    options, task = parts.config.final, parts.task
+    task = parts.task
     if not (parts.plan.num_final and task.max_fidelity):
         return None
-
-    def group(row: EvaluationRecord) -> int | None:
-        """Return the number of networks of this size in a set, so that a set within a cap finds small ones."""
-        number = int(min(options.set, (options.set_parameters or inf) / max(row.num_parameters or 0, 1)))
-        return number if number and exceeded(row.metrics, task.limits) is None else None
 
     has_set = _has_set(parts)
     return WeightFolder(
         run.folder.path / WEIGHTS_NAME,
-        options.keep if has_set else 0,
+        _NUM_KEPT if has_set else 0,
         write=run.folder.write,
-        group=group,
+        is_allowed=lambda row: exceeded(row.metrics, task.limits) is None,
         keeps_all=has_set,
         records=run.store.of_run(parts.run_id) if run.folder.resumed else (),
     )
@@ -105,9 +101,7 @@ class _Choice:
         rows = sorted((row for row in rows if row.identity in values), key=lambda row: row.identity)
         own, random = ([row for row in rows if (row.seed >= RANDOM_REPEAT) == is_random] for is_random in (False, True))
         if not (members := self._chosen(own, values)):
-            cap = self.parts.config.final.set_parameters
-            limit = f" within final.set_parameters={cap}" if cap else ""
-            return f"no set of networks: no outputs of modules that this run has trained{limit}"
+            return "no set of networks: no outputs of modules that this run has trained"
         losses = {row.identity: loss_of(values[row.identity], targets) for row in own}
         single = min((row for row in own if _size([row]) <= _size(members)), key=lambda row: losses[row.identity])
         top = self.final.top if self.final.sizes else self.final.top[:1]  # with caps, those of each cap
@@ -142,16 +136,14 @@ class _Choice:
             for row, each in zip(rows, options, strict=True)
         ]
         targets = getattr(cast(TensorTask, self.parts.task).splits_in_use, split).targets
-        tickets = self.dispatcher.complete(requests, step=self.parts.step)
-        outputs = {each.request.identity: each.outcome.outputs for each in tickets if each.outcome is not None}
+        futures = self.dispatcher.complete(requests, step=self.parts.step)
+        outputs = {each.request.identity: each.outcome.outputs for each in futures if each.outcome is not None}
         known = {key: predicted(torch.from_numpy(o), targets) for key, o in outputs.items() if o is not None}
         return {key: values for key, values in known.items() if values.isfinite().all()}
 
     def _chosen(self, rows: Sequence[EvaluationRecord], values: Mapping[Identity, Tensor]) -> list[EvaluationRecord]:
-        predictions, sizes = [values[row.identity] for row in rows], [_size([row]) for row in rows]
-        options, targets = self.parts.config.final, cast(TensorTask, self.parts.task).validation.targets
-        cap = options.set_parameters or inf
-        return [rows[k] for k in greedy(predictions, targets, sizes, size=options.set, max_parameters=cap)]
+        targets, size = cast(TensorTask, self.parts.task).validation.targets, self.parts.config.final.set
+        return [rows[place] for place in greedy([values[row.identity] for row in rows], targets, size=size)]
 
     def _write_members(self, members: Sequence[EvaluationRecord], table: Sequence[_Row]) -> None:
         folder, from_dict = self.run.folder, self.parts.env.terminal_type.from_dict
@@ -175,19 +167,25 @@ def _size(rows: Sequence[EvaluationRecord]) -> int:
 def _figures(values: Sequence[Tensor], task: TensorTask, *, is_mean: bool) -> _Row:
     """Return the figures of the mean of predictions, or their mean figures and the calibration of the first.
 
-    Those of numbers are in the units of the task's metric.
+    The metric of the run comes first, unless it is a function of the user; those of numbers are in its units.
     """
     each, targets = [torch.stack([*values]).mean(0)] if is_mean else values, task.test_split.targets
-    units = task.measure.metric.units
-    figures = [figures_of(units(value), units(targets)) for value in each]
-    means = {name: fmean(row[name] for row in figures) for name in figures[0]}
-    return means if targets.is_floating_point() else means | {"calibration": calibration(each[0], targets)}
+    metric, is_number = task.measure.metric, targets.is_floating_point()
+
+    def figures(value: Tensor) -> dict[str, float]:
+        outputs, true = (value, targets) if is_number else (value.log(), labelled_classes(targets))
+        own = {metric.name: task.test_measure.value_of([(outputs, true)])} if metric.name in METRICS else {}
+        return own | figures_of(metric.units(value), metric.units(targets))
+
+    rows = [figures(value) for value in each]
+    means = {name: fmean(row[name] for row in rows) for name in rows[0]}
+    return means if is_number else means | {"calibration": calibration(each[0], targets)}
 
 
 def _line(table: Sequence[_Row], *, num_different: int) -> str:
     """Return the first two figures of all rows, with the names of the first."""
     first, *others = table
-    shown = [name for name in FIGURES if name in first][:2]
+    shown = [name for name, value in first.items() if isinstance(value, float)][:2]
     figures = ", ".join(f"{name.replace('_', ' ')} {first[name]:.4g}" for name in shown)
     size = f"{counted(num_different, 'distinct network')}, {counted(first['num_parameters'], 'parameter')}"
     rest = "".join(f"; {row['name']} {', '.join(f'{row[name]:.4g}' for name in shown)}" for row in others)

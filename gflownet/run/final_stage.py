@@ -14,27 +14,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gflownet.data.sampler import distinct_candidates
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import Finalists, FinalStage, FinalTrainings, Sizes, TopArchitecture, with_test_scores
-from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
+from gflownet.evaluation.racing import RANDOM_REPEAT, NormalMeans, num_finalists, num_for_choice, shrunk, spread_of
+from gflownet.evaluation.statistics import hypervolume, non_dominated
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind
 from gflownet.graphs.canonical import Candidate
-from gflownet.metrics.statistics import hypervolume, non_dominated
+from gflownet.learning.sampler import distinct_candidates
 from gflownet.records.status import Phase
 from gflownet.report.closing import write_final
 from gflownet.report.verdict import spent_on
 from gflownet.run.components import Components
 from gflownet.run.final_set import with_set
 from gflownet.run.plan import NUM_REPORTED, SHARES, capped_objective
-from gflownet.run.run import Run
-from gflownet.run.stage import Stage
+from gflownet.run.run import Run, Stage
 from gflownet.search.method import random_draws
 from gflownet.workers.process import Stream, stream_seed
 
@@ -172,6 +171,7 @@ def final_stage(stage: FinalTrainingsStage, run: Run) -> FinalStage | None:
         step=parts.step,
         random_finalists=random_finalists,
         num_planned=plan.num_compared,
+        sizes=sizes,
     )
     num = parts.progress.num_distinct + sum(len(each.scores) for each in final.top)
     final = replace(final, num_trainings=num, sizes=sizes, even_share=stage._even_share)
@@ -225,21 +225,21 @@ def _races(
     before: Sequence[EvaluationRecord],
     offset: int = 0,
     seconds: float = math.inf,
-    predicted: tuple[Belief, float] | None = None,
+    predicted: tuple[NormalMeans, float] | None = None,
 ) -> list[Finalists]:
     """Return the finalists of one race, or of one race per range of sizes, each with its share of the trainings.
 
     Those of a range are on its front, of one race the best by posterior mean. `before` has the trainings of an earlier
     process.
     """
-    groups = [records]
+    groups, final = [records], parts.config.final
     if sizes is not None:
         ends = pairwise((-math.inf, *sizes.caps))
         groups = [[row for row in records if low < row.metrics[sizes.metric] <= high] for low, high in ends]
     groups = [group for group in groups if group]
     # Of a remainder the ranges of large networks get one each: they have the best scores.
     shares = [(num_trainings + place) // len(groups) for place in range(len(groups))]
-    quotas = [num_finalists(share, parts.config.final.top) for share in shares]
+    quotas = [num_finalists(share, final.top) for share in shares]
     orders = [None] if sizes is None else _on_front(parts, groups, quotas)
     races = list[Finalists]()
     for group, num, quota, order in zip(groups, shares, quotas, orders, strict=False):
@@ -249,14 +249,18 @@ def _races(
         if places := best if order is None else order:
             prior, num_before = partial(_prior, known, scores, places), sum(row.hash in hashes for row in before)
             finalists = [group[place] for place in places]
-            races.append(Finalists(finalists, prior, guess, num, num_before, offset, seconds / len(groups)))
+            num_choice = num_for_choice(num, len(places), num_seeds=final.num_seeds)
+            if final.epochs is not None and len(groups) > 1:  # scores of another length: all races need one
+                num_choice = max(num_choice, 1)
+            plan = num, num_choice, num_before, offset, seconds / len(groups)
+            races.append(Finalists(finalists, prior, guess, *plan))
     return races
 
 
-def _prior(known: Belief | None, scores: Sequence[float], places: list[int], noise: float) -> Belief:
-    """Return the belief of a model about some rows; without one the empirical Bayes posterior of all rows."""
-    belief = known or shrunk(scores, noise)
-    return Belief(belief.mean[places], belief.std[places])
+def _prior(known: NormalMeans | None, scores: Sequence[float], places: list[int], noise: float) -> NormalMeans:
+    """Return the means of some rows by a model; without one by the empirical Bayes posterior of all rows."""
+    means = known or shrunk(scores, noise)
+    return NormalMeans(means.mean[places], means.std[places])
 
 
 def _on_front(
@@ -285,7 +289,7 @@ def _on_front(
     return chosen
 
 
-def _predicted(parts: Components, records: Sequence[EvaluationRecord]) -> tuple[Belief, float] | None:
+def _predicted(parts: Components, records: Sequence[EvaluationRecord]) -> tuple[NormalMeans, float] | None:
     """Return the posterior of the method's model for rows of the search and its noise, None without a model.
 
     Rows that the method has not seen, such as those of another run, keep the empirical Bayes posterior.
@@ -298,14 +302,14 @@ def _predicted(parts: Components, records: Sequence[EvaluationRecord]) -> tuple[
         return None
     scores = [record.score for record in records]
     noise = prediction.noise or math.sqrt(_NOISE_SHARE) * spread_of(scores)
-    belief = shrunk(scores, noise)
-    mean, std = belief.mean.copy(), belief.std.copy()
+    means = shrunk(scores, noise)
+    mean, std = means.mean.copy(), means.std.copy()
     positions = history.positions_by_hash()
     for place, record in enumerate(records):
         if record.hash in positions:
             mean[place] = prediction.mean[positions[record.hash]]
             std[place] = prediction.latent_std[positions[record.hash]]
-    return Belief(mean, std), noise
+    return NormalMeans(mean, std), noise
 
 
 def random_candidates(parts: Components, num: int) -> tuple[list[Candidate], float]:

@@ -43,7 +43,7 @@ CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
 CERTIFICATE_STORE_NAME = "certificate.sqlite"
 QUARANTINE_NAME = "quarantine.jsonl"
-ACCOUNT_NAME = "data.txt"  # lines about the data that was read
+DATA_NAME = "data.txt"  # lines about the data that was read
 SKIPPED_NAME = "skipped"  # folder with the batches of skipped steps
 SAMPLES_NAME = "samples.jsonl"  # of gflownet language: texts of the model, and its folder
 MODEL_NAME = "model"
@@ -51,7 +51,7 @@ MODEL_NAME = "model"
 # All files and folders that a run may write; the names are free when it starts, and the run's from then on.
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _NAMES = (
-    *(CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME, ACCOUNT_NAME),
+    *(CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME, DATA_NAME),
     *(RESULTS_NAME, TOP_NAME, RANDOM_NAME, FRONT_NAME, SET_NAME, CERTIFICATE_NAME, PAGE_NAME),
     *(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS),
     *(CHECKPOINTS_NAME, PICTURES_NAME, WEIGHTS_NAME, WANDB_NAME, TENSORBOARD_NAME, SKIPPED_NAME),
@@ -62,13 +62,12 @@ _log = logging.getLogger(__name__)
 # Options that a resumed run may change: they do not change its results, but for those that a diverged run needs.
 _MAY_CHANGE = {
     *("log_dir", "resume", "overwrite_existing_exp", "num_training_steps", "budget", "asynchronous", "final"),
-    *("opt.learning_rate", "opt.clip_grad_param", "opt.max_skipped"),
+    *("opt.learning_rate", "opt.clip_grad_param"),
     *("num_workers", "mp_buffer_size", "pickle_mp_messages", "num_threads", "workers", "device"),
     *("print_every", "console", "validate_every", "checkpoint_every", "wandb", "tensorboard", "report"),
     *("certify", "certify_max_states", "certify_samples"),
     *("evaluation.executor", "evaluation.capacity", "evaluation.deadline", "evaluation.memory_limit"),
-    *("evaluation.max_attempts", "evaluation.lease", "evaluation.ray"),
-    *("evaluation.device", "evaluation.slots_per_device"),
+    *("evaluation.ray", "evaluation.device", "evaluation.slots_per_device"),
 }
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from rich.console import Console
 
-from gflownet.cli.console import make_console, print_line
 from gflownet.files import CHECKSUM, Closing, append_whole, cannot_write, parse_row, sealed, write_whole
 from gflownet.pictures.figure import shortened
 from gflownet.report.architectures import Leader
 from gflownet.run.run_log import COUNTS, RunLog, RunResults, StepSamples, TensorBoardLog, first_line, read_end
-from gflownet.run.view import SEARCH_LOOK, Limits, Look, make_view
+from gflownet.run.view import SEARCH_LOOK, Look, PlannedWork, make_view
 from gflownet.run.wandb_log import WandbLog
+from gflownet.terminal.console import make_console, print_line
 
 if TYPE_CHECKING:
     from gflownet.config import TensorBoardConfig, WandbConfig
@@ -45,7 +45,7 @@ class MetricLogger(Closing):
         self,
         log_dir: Path,
         *,
-        limits: Limits,
+        planned: PlannedWork,
         print_every: int,
         wandb: WandbConfig,
         config: Mapping[str, Any],
@@ -60,7 +60,7 @@ class MetricLogger(Closing):
 
         `config` is the unresolved config for wandb, `run` the id of the run. `resume_step` is the step of the
         checkpoint of a resumed run: later rows of metrics.jsonl are removed; None starts a new file. `verbosity` is the
-        option console; `limits` is the budget, for the time left, `look` the figures on the console.
+        option console; `planned` is its work, for the time left, `look` the figures on the console.
         """
         self.console = console or make_console()  # for lines and tables
         self._verbosity, self._is_closing = verbosity, False
@@ -76,12 +76,12 @@ class MetricLogger(Closing):
             text = yaml.safe_dump(dict(config), sort_keys=False)
             self._logs.append(TensorBoardLog(log_dir, config_text=text, print_line=self.print, resume_step=resume_step))
         self._samples, self._num_sampled_steps, self._step = StepSamples(), 0, resume_step or 0
-        self._last_checkpoint: Path | None = None
+        self.last_checkpoint: Path | None = None
         self._leader_hashes: list[str] = []
         self._num_trainings = 0  # of the final stage, logged
         self.view = make_view(  # arguments of the view alone are not recorded
             self.console,
-            limits=limits,
+            planned=planned,
             print_every=1 if verbosity == "verbose" else print_every,
             is_resumed=bool(resume_step),
             look=look,
@@ -139,12 +139,6 @@ class MetricLogger(Closing):
             for log in self._logs:
                 log.write_leaders(self._step, leaders)
 
-    def write_checkpoint(self, path: Path) -> None:
-        """Write a checkpoint to the logs that keep some; the one at the end of the training may be there already."""
-        is_known, self._last_checkpoint = path == self._last_checkpoint, path
-        for log in () if is_known else self._logs:
-            log.write_checkpoint(self._step, path)
-
     def name_best(self, words_of: Callable[[], str]) -> None:
         """Show the best architecture so far with the next metrics; `words_of` returns its words."""
         try:
@@ -188,7 +182,7 @@ class MetricLogger(Closing):
         self._write_samples()
         results: RunResults | None = None
         try:
-            results = read_end(self._folder, checkpoint=self._last_checkpoint)
+            results = read_end(self._folder, checkpoint=self.last_checkpoint)
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.print(f"logs: no results in wandb and TensorBoard: {first_line(error)}")
         for log in self._logs:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gflownet.cli.console import duration
 from gflownet.config import Config
 from gflownet.errors import counted
 from gflownet.evaluation.executors.choice import places
@@ -14,6 +13,7 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.report.verdict import MIN_TRAINED_ON
 from gflownet.search.config import SamplerConfig
 from gflownet.search.method import SearchMethod
+from gflownet.terminal.console import duration
 
 # Largest number of trainings of the random reference, unless final.num_random names one.
 _MAX_RANDOM = 100
@@ -31,7 +31,7 @@ SHARES = (0.125, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Method and trainings of a run. A resumed run has the plan of its options, and counts what it has done."""
 
     method: str
@@ -113,7 +113,7 @@ def divided(num: int, share: float, *, most: int) -> tuple[int, int]:
     return num - num_final, num_final
 
 
-def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason: str = "") -> Plan:
+def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason: str = "") -> RunPlan:
     """Return the plan of a run."""
     final, num = config.final, config.budget.evaluations
     num_ranges = len({*final.caps} or SHARES) if capped_objective(task) else 1
@@ -134,7 +134,7 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
         num_verified = min(sampler.num_verified, most_verified)
     else:
         steps = 0
-    return Plan(
+    return RunPlan(
         config.search.method,
         reason,
         num_search - num_verified,
@@ -155,7 +155,7 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
 def sampler_updates(config: SamplerConfig, num_evaluations: int) -> tuple[int, int]:
     """Return the sampler's updates of maximum likelihood and of the objective, fewer after few evaluations."""
     share = min(num_evaluations / MIN_TRAINED_ON, 1.0)
-    return math.ceil(share * config.num_likelihood_updates), math.ceil(share * config.num_updates)
+    return math.ceil(share * config.num_updates), math.ceil(share * config.num_updates)
 
 
 def _warning(config: Config, method: type[SearchMethod], num: int, num_steps: int) -> str:

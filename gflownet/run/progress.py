@@ -14,8 +14,8 @@ import numpy as np
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.executors.inline import InlineExecutor
+from gflownet.evaluation.statistics import hypervolume, non_dominated
 from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind
-from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.run.failures import failure_line
 from gflownet.run.run_log import COUNTS, StepSamples
 from gflownet.search.loop import SearchStep
@@ -25,6 +25,7 @@ from gflownet.search.loop import SearchStep
 class Progress:
     """Counts and means over the steps of a run."""
 
+    step: int = 0  # completed ones
     seconds: float = 0.0
     num_distinct: int = 0  # evaluated architectures
     best_score: float = -math.inf
@@ -76,8 +77,8 @@ class Progress:
         return {"hypervolume": self.hypervolume, "front_size": len(self.front)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, without failures, which are counted per process, and samples."""
-        omitted = {"errors", "new_failures", "samples"}
+        """Return the state for a checkpoint, without the step, the failures of this process and the samples."""
+        omitted = {"step", "errors", "new_failures", "samples"}
         return {name: value for name, value in asdict(self).items() if name not in omitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

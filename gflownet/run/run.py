@@ -1,4 +1,4 @@
-"""A run: folder, logs, view, status, page, checkpoints and stop request of one session."""
+"""A run: folder, logs, view, status, page, checkpoints and stop request of one session, and its stages."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import math
 import shlex
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gflownet.cli.arguments import program
-from gflownet.cli.console import duration, make_console, print_line
-from gflownet.cli.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
 from gflownet.config import ReportConfig, TensorBoardConfig, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.store.evaluations import EvaluationStore
@@ -25,7 +23,16 @@ from gflownet.records.status import Phase, RunState, StatusLog
 from gflownet.report.results import RESULTS_NAME, Results, read_results
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
-from gflownet.run.view import SEARCH_LOOK, Limits, Look
+from gflownet.run.view import SEARCH_LOOK, Look, PlannedWork
+from gflownet.terminal.arguments import program
+from gflownet.terminal.console import duration, make_console, print_line
+from gflownet.terminal.interrupts import (
+    STOP_MESSAGE,
+    AbandonedError,
+    StopRequest,
+    discard_output_without_reader,
+    stop_signals,
+)
 
 _Opened = TypeVar("_Opened")
 _log = logging.getLogger(__name__)
@@ -59,7 +66,7 @@ class Run:
     def open_logs(
         self,
         *,
-        limits: Limits,
+        planned: PlannedWork,
         resume_step: int | None,
         tensorboard: TensorBoardConfig | None = None,
         look: Look = SEARCH_LOOK,
@@ -69,7 +76,7 @@ class Run:
         self.logger = self.open(
             MetricLogger(
                 self.folder.path,
-                limits=limits,
+                planned=planned,
                 print_every=config.print_every,
                 wandb=config.wandb,
                 tensorboard=tensorboard,
@@ -112,8 +119,7 @@ class Run:
         """
         self.folder.check()
         with self.stop.completed():
-            path = self.folder.checkpoints.save(step, state)
-        self.logger.write_checkpoint(path)
+            self.logger.last_checkpoint = self.folder.checkpoints.save(step, state)
         self._page.rewrite(self.logger.print)
 
     @contextmanager
@@ -210,6 +216,65 @@ def open_run(config: Any, *, default_folder: str = "", stop_message: str = STOP_
 def resume_command(folder: Path, *, command: str = "train") -> str:
     """Return the command line that resumes the run in a folder."""
     return f"{program(command)} log_dir={shlex.quote(str(folder))} resume=true"
+
+
+class Stage(ABC):
+    """A part of a run: search, final stage, certificate, report, training of a language model."""
+
+    @abstractmethod
+    def run(self, run: Run) -> None:
+        """Take the stage; after a signal (`run.is_stopped`) it ends as soon as a resumed run can continue it."""
+
+
+class StepStage(Stage):
+    """A stage of steps with metrics, which a resumed run continues exactly after the last checkpoint."""
+
+    checkpoint_every: int  # steps between two checkpoints
+    is_sound: bool = True  # whether the state of the last step is worth a checkpoint
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Return the number of completed steps."""
+
+    @abstractmethod
+    def steps(self, run: Run) -> Iterator[dict[str, float]]:
+        """Take the remaining steps until the end or a signal, and yield the metrics of each."""
+
+    @abstractmethod
+    def write(self, run: Run, metrics: dict[str, float]) -> None:
+        """Write the metrics of a completed step."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the complete state for a checkpoint."""
+
+    @abstractmethod
+    def finish(self, run: Run, *, is_abandoned: bool) -> None:
+        """Complete the stage before its last checkpoint; `is_abandoned`: a signal has ended a step in its middle."""
+
+    def run(self, run: Run) -> None:
+        """Take the steps with regular checkpoints, and write one at the end, unless a step was abandoned."""
+        steps, is_abandoned, num_saved = self.steps(run), False, self.step // self.checkpoint_every
+        while True:
+            try:
+                with run.stop.abandonable():
+                    metrics = next(steps, None)
+            except AbandonedError:  # somewhere in the step: the state is that of no step
+                is_abandoned = True
+                break
+            if metrics is None:
+                break
+            self.write(run, metrics)
+            run.refresh()
+            if (num := self.step // self.checkpoint_every) > num_saved and self.is_sound:
+                num_saved = num
+                run.save(self.step, self.state_dict())
+        self.finish(run, is_abandoned=is_abandoned)
+        if is_abandoned:
+            run.logger.print(f"step {self.step + 1} is abandoned: a resumed run continues from the last checkpoint")
+        else:
+            run.save(self.step, self.state_dict())
 
 
 class _Page:

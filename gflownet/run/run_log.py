@@ -116,14 +116,6 @@ class RunLog(ABC):
         """Log the best architectures so far."""
 
     @abstractmethod
-    def write_checkpoint(self, step: int, path: Path) -> None:
-        """Log a checkpoint during the run."""
-
-    @abstractmethod
-    def summarise(self, values: Mapping[str, float]) -> None:
-        """Log figures of the whole run."""
-
-    @abstractmethod
     def close(self, results: RunResults | None = None) -> None:
         """Log the results, if any, and end the log."""
 
@@ -214,16 +206,13 @@ class TensorBoardLog(RunLog):
             if self._open is not None:
                 self._open.add_text("top/architectures", _table_of(leaders), step)
 
-    def write_checkpoint(self, step: int, path: Path) -> None:
-        """Log nothing: event files hold no checkpoints."""
-
-    def summarise(self, values: Mapping[str, float]) -> None:
-        self.write(self._last_step, {key: value for key, value in values.items() if isinstance(value, int | float)})
-
     def close(self, results: RunResults | None = None) -> None:
         with self._reporting("the event file is incomplete, metrics.jsonl is complete"):
             if self._open is not None:
-                self.summarise({} if results is None else summary_figures(results.results))
+                figures = {} if results is None else summary_figures(results.results)
+                self.write(
+                    self._last_step, {key: each for key, each in figures.items() if isinstance(each, int | float)}
+                )
                 self._open.close()
         self._open = None
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from gflownet.config import stored_config
-from gflownet.data.sampler import conditions_of, sample_forward
 from gflownet.errors import UserError, counted
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.learning.sampler import conditions_of, sample_forward
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.records.marker import MARKER_NAME
@@ -45,7 +45,7 @@ def sample(
     preferences: Sequence[float] | None = None,
     focus: Sequence[float] | None = None,
     greediness: float = 0.0,
-    variant: str | None = None,
+    variant: str = "p_of_max",
     seed: int = 0,
     device: str = "cpu",
     trust: bool = False,
@@ -65,7 +65,7 @@ def sample(
         preferences: weights of the objectives, scaled to sum to 1; None: drawn for each graph.
         focus: direction in the space of objectives, scaled to sum to 1; None: drawn for each graph.
         greediness: p in [0, 1] of QGFN; above 0, the run needs action values (algo.qgfn.use=true).
-        variant: p_greedy, p_quantile or p_of_max; None: the option of the run.
+        variant: p_greedy, p_quantile or p_of_max.
         seed: of the samples.
         device: of the networks, cpu, cuda or cuda:N.
         trust: import and connect to what a run of another user names.
@@ -158,7 +158,7 @@ class RestoredPolicy:
 
 
 def restore(
-    run_folder: str | Path, *, greediness: float = 0.0, variant: str | None = None, device: str = "cpu"
+    run_folder: str | Path, *, greediness: float = 0.0, variant: str = "p_of_max", device: str = "cpu"
 ) -> RestoredPolicy:
     """Return the policy in the last checkpoint of a run; the last one stays in memory. Arguments as in `sample`."""
     folder, arguments = Path(run_folder), (str(Path(run_folder).resolve()), greediness, variant, device)
@@ -197,7 +197,7 @@ def _restored(folder: Path, *, device: str) -> GFNTrainer:
     random_state, num_threads = get_random_state(), torch.get_num_threads()
     try:
         trainer = build_trainer(config)
-        trainer.load_state_dict(checkpoint.state)
+        trainer.restore(checkpoint)
         if not trainer.search.method.trains_policy and trainer.sampler.scale is None:
             _train(trainer, folder, checkpoint)
     finally:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from typing import Any
 
-from gflownet.cli.interrupts import on_alarm
 from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
-from gflownet.evaluation.halving import HalvingEvaluator
+from gflownet.evaluation.halving import HalvingEvaluator, SuccessiveHalving
+from gflownet.evaluation.presentation import words_of
 from gflownet.evaluation.store.rows import EvaluationRecord
-from gflownet.evaluation.task import words_of
 from gflownet.files import parse_json
 from gflownet.graphs.drawing import to_svg
 from gflownet.records.status import Phase
@@ -25,22 +24,37 @@ from gflownet.run.failures import SkippedSteps, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.plan import NUM_REPORTED
 from gflownet.run.progress import ExecutorStatus, mean
-from gflownet.run.run import Run
+from gflownet.run.run import Run, StepStage
 from gflownet.run.run_log import StepSamples
-from gflownet.run.stage import StepStage
 from gflownet.search.candidate_model import observed
 from gflownet.search.config import ORIGINS
-from gflownet.search.loop import Rule, SearchLoop, SearchStep
+from gflownet.search.loop import LoopOptions, SearchLoop, SearchStep
+from gflownet.terminal.interrupts import on_alarm
 from gflownet.training.random_states import get_random_state, set_random_state
 
 
 class SearchStage(StepStage):
     """Search until the last step, a signal or the end of the budget."""
 
-    def __init__(self, parts: Components, evaluator: Dispatcher, final: FinalTrainingsStage) -> None:
-        """Take the evaluator of the search, and the stage whose first trainings run while the sampler is trained."""
-        self._parts, self._evaluator, self._final = parts, evaluator, final
-        halving = parts.halving
+    def __init__(
+        self,
+        parts: Components,
+        evaluator: Dispatcher,
+        final: FinalTrainingsStage,
+        *,
+        halving: SuccessiveHalving | None,
+        state_dict: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Keep the components.
+
+        Args:
+            parts: of the run.
+            evaluator: of the search.
+            final: the stage whose first trainings run while the sampler is trained.
+            halving: of the evaluations; None: they are whole.
+            state_dict: returns the state of the run.
+        """
+        self._parts, self._evaluator, self._final, self._halving = parts, evaluator, final, halving
         self._search: AsynchronousEvaluator = evaluator if halving is None else HalvingEvaluator(evaluator, halving)
         self._executors = ExecutorStatus(evaluator)
         self.skipped = SkippedSteps(parts.config.opt)
@@ -48,9 +62,7 @@ class SearchStage(StepStage):
         self._best_score, self._has_time_line = -math.inf, not parts.task.is_noisy
         self._num_open = 0  # training steps after the last state that a checkpoint may have
         self._num_before = 0  # steps before the training of the sampler
-        self.checkpoint_every = parts.config.checkpoint_every
-        # Evaluations after which a single cause of all failures ends the search: the first design of a surrogate.
-        self._num_first = min(parts.config.search.num_initial, parts.plan.num_search)
+        self.checkpoint_every, self._state = parts.config.checkpoint_every, state_dict
 
     @property
     def step(self) -> int:
@@ -58,8 +70,8 @@ class SearchStage(StepStage):
         return self._parts.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the parts."""
-        return self._parts.state_dict()
+        """Return the state of the run."""
+        return self._state()
 
     def run(self, run: Run) -> None:
         """Take the steps of the search."""
@@ -68,8 +80,8 @@ class SearchStage(StepStage):
             super().run(run)
         if not run.is_stopped:
             run.store.abandon(run=parts.run_id)
-        if parts.halving is not None:
-            run.logger.print(str(parts.halving))
+        if self._halving is not None:
+            run.logger.print(str(self._halving))
 
     def steps(self, run: Run) -> Iterator[dict[str, float]]:
         """Take the steps, and yield the metrics of each."""
@@ -84,7 +96,6 @@ class SearchStage(StepStage):
             self._final.advance()
 
         evaluator.watch = watch
-        parts.learner.on_skip = lambda error, batch: self.skipped.add(run, self.step + 1, error, batch)
         trains_policy = parts.search.method.trains_policy
         if trains_policy and parts.config.num_workers:
             run.logger.print(f"starting {counted(parts.config.num_workers, 'worker')}")
@@ -92,7 +103,7 @@ class SearchStage(StepStage):
             yield from self._taken(parts.search, run)
         if parts.search.end and not run.is_stopped:
             run.logger.print(f"the search ends after step {parts.step}: {parts.search.end}")
-        if run.is_stopped or not parts.trains_sampler or not len(observed(parts.search.history)):
+        if run.is_stopped or not parts.sampler.is_used or not len(observed(parts.search.history)):
             return
         with run.phase(Phase.SAMPLER):
             self._final.begin_early(run)
@@ -103,7 +114,7 @@ class SearchStage(StepStage):
                 self._num_before = parts.step - parts.sampler.num_done
                 run.logger.view.stage(Phase.SAMPLER, parts.sampler.num_done, parts.plan.num_steps)
             num = max(parts.sampler.num_verified, 1)
-            yield from self._taken(SearchLoop(parts.sampler, Rule(num, num, num_rounds=1)), run)
+            yield from self._taken(SearchLoop(parts.sampler, LoopOptions(num, num, num_rounds=1)), run)
 
     def _taken(self, loop: SearchLoop, run: Run) -> Iterator[dict[str, float]]:
         """Take the remaining steps of a loop, and yield the metrics of each.
@@ -124,7 +135,7 @@ class SearchStage(StepStage):
                 if step is None:
                     self._num_open = 0
                     return
-                parts.step += 1
+                parts.progress.step += 1
                 was_fallback = _report_fallback(step, was_fallback, parts.step, run)
                 if step.evaluations:
                     self._num_open = 0
@@ -137,7 +148,7 @@ class SearchStage(StepStage):
                     yield step.metrics
         if run.is_stopped and self._num_open and not parts.sampler.is_trained:  # else its steps are done
             set_random_state(random_state)
-            parts.step -= self._num_open
+            parts.progress.step -= self._num_open
 
     def write(self, run: Run, metrics: dict[str, float]) -> None:
         """Write the metrics of a step, with its failures and the status of the executor."""
@@ -151,14 +162,16 @@ class SearchStage(StepStage):
         metrics["seconds"] = progress.seconds
         if "score_mean" in metrics:  # a training step of the policy after a search evaluates nothing
             metrics |= {"evaluations_per_second": rate, **self._executors.metrics()}
-        if parts.halving is not None:
-            metrics |= parts.halving.metrics()
+        if self._halving is not None:
+            metrics |= self._halving.metrics()
         if progress.best_score > self._best_score:
             self._best_score = progress.best_score
             for graph in (json.loads(each.graph) for each in best_within(run.store, 1, parts.task.limits)):
                 logger.name_best(lambda graph=graph: parts.task.words(parts.env.terminal_type.from_dict(graph)))
         logger.write(self.step, metrics, progress.samples)
-        if len(progress.errors) == 1 and progress.errors.total() == progress.num_distinct >= self._num_first:
+        # A single cause of all failures ends the search after the first design of a surrogate.
+        num_first = min(parts.config.search.num_initial, parts.plan.num_search)
+        if len(progress.errors) == 1 and progress.errors.total() == progress.num_distinct >= num_first:
             refuse_failures(run.store, run=parts.run_id, is_early=True)
         if not self._has_time_line and evaluator.mean_seconds:
             self._has_time_line = True
@@ -175,10 +188,12 @@ class SearchStage(StepStage):
 
     def record(self, run: Run) -> None:
         """Add why the search has ended, and its mean scores, to the results."""
-        means = self._parts.progress.score_means
-        tenth = max(1, len(means) // 10)
-        ends = [mean(each) for each in (means[:tenth], means[-tenth:])]
-        run.record(search=SearchResults(closing_line(self._parts), len(means), *ends))
+        parts, means = self._parts, self._parts.progress.score_means
+        tenth, num = max(1, len(means) // 10), counted(parts.progress.num_distinct, "evaluation")
+        ends, end = [mean(each) for each in (means[:tenth], means[-tenth:])], parts.search.end or "stopped"
+        total = "" if end.startswith(num) else f", {num} in all"
+        line = f"search.method={parts.config.search.method}: {end}{total}"
+        run.record(search=SearchResults(line, len(means), *ends))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:
@@ -194,13 +209,6 @@ def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[L
         finalist = Finalist(rank, row.score, row.num_parameters, words=words_of(task, candidate), choices=shown)
         leaders.append(Leader(finalist, drawing, words.get(row.hash, ""), row.seconds))
     return leaders
-
-
-def closing_line(parts: Components) -> str:
-    """Return why the search has ended."""
-    end, num = parts.search.end or "stopped", parts.progress.num_distinct
-    total = "" if end.startswith(counted(num, "evaluation")) else f", {counted(num, 'evaluation')} in all"
-    return f"search.method={parts.config.search.method}: {end}{total}"
 
 
 def _report_fallback(step: SearchStep, before: bool, number: int, run: Run) -> bool:

@@ -18,10 +18,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from gflownet.cli.console import duration, print_line
 from gflownet.errors import printable
 from gflownet.records.status import Phase
 from gflownet.search.config import ORIGINS
+from gflownet.terminal.console import duration, print_line
 
 # Faster updates are hardly readable, and wandb keeps every one with the console output.
 MAX_REFRESHES_PER_SECOND = 2
@@ -101,8 +101,8 @@ SEARCH_LOOK = Look(
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Budget of a search, as in BudgetConfig, or of a training; 0: no limit, or not known."""
+class PlannedWork:
+    """The work that a search or a training may do; 0: no limit, or not known."""
 
     num_steps: int = 0  # of a training
     num_evaluations: int = 0
@@ -118,13 +118,13 @@ class View(ABC):
     def __init__(
         self,
         console: Console,
-        limits: Limits,
+        planned: PlannedWork,
         look: Look = SEARCH_LOOK,
         *,
         is_resumed: bool = False,  # the steps before this process took no time of it
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console, self._limits, self._look, self._now = console, limits, look, now
+        self._console, self._planned, self._look, self._now = console, planned, look, now
         self._is_resumed, self._start = is_resumed, now()
         bar = (BarColumn(None),) if console.width >= _TWO_COLUMN_WIDTH else ()
         name, times = (
@@ -132,11 +132,11 @@ class View(ABC):
             for field in ("description", "fields[times]")
         )
         self._rows = Progress(name, *bar, times, console=console, expand=True, auto_refresh=False, get_time=now)
-        totals = {Phase.SEARCH: limits.num_evaluations, Phase.SAMPLER: limits.num_sampler_steps}
-        totals |= {Phase.FINAL: limits.num_after}
+        totals = {Phase.SEARCH: planned.num_evaluations, Phase.SAMPLER: planned.num_sampler_steps}
+        totals |= {Phase.FINAL: planned.num_after}
         self._phases = {
             phase: self._rows.add_task(_row(phase, 0, totals.get(phase, 0)), start=False, total=1.0, times="")
-            for phase in limits.phases or (Phase.TRAINING,)
+            for phase in planned.phases or (Phase.TRAINING,)
         }
         self._phase = self._main = next(iter(self._phases))
         self._values: Mapping[str, float] = {}  # of the running phase
@@ -148,17 +148,17 @@ class View(ABC):
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Show the metrics of a step; the done share is that of steps, evaluations or seconds, whichever is largest."""
-        self._values, limits = values, self._limits
+        self._values, planned = values, self._planned
         if self._phase != self._main:
             return
         num = round(values.get("num_distinct", 0))
-        pairs = (step, limits.num_steps), (num, limits.num_evaluations), (values.get("seconds", 0.0), limits.seconds)
+        pairs = (step, planned.num_steps), (num, planned.num_evaluations), (values.get("seconds", 0.0), planned.seconds)
         share = min(1.0, max((done / total for done, total in pairs if total), default=0.0))
         is_search = self._main is Phase.SEARCH
-        row = _row(self._main, num, limits.num_evaluations) if is_search else _row("step", step, limits.num_steps)
+        row = _row(self._main, num, planned.num_evaluations) if is_search else _row("step", step, planned.num_steps)
         seconds = self._advance(self._main, row, share, 1.0)
-        if Phase.FINAL in self._phases and seconds and limits.num_evaluations:
-            self._later[Phase.FINAL] = after = seconds / limits.num_evaluations * limits.num_after
+        if Phase.FINAL in self._phases and seconds and planned.num_evaluations:
+            self._later[Phase.FINAL] = after = seconds / planned.num_evaluations * planned.num_after
             self._rows.update(self._phases[Phase.FINAL], times=f"about {duration(after)}")
 
     def show(self, values: Mapping[str, float]) -> None:  # noqa: B027
@@ -169,7 +169,7 @@ class View(ABC):
         """Show a text of the run."""
 
     def enter(self, phase: Phase) -> None:
-        """Show the beginning of a phase; those before are done. Others than those of the limits have no row."""
+        """Show the beginning of a phase; those before are done. Others than those of the plan have no row."""
         if phase not in self._phases:
             return
         for each in list(self._phases)[: list(self._phases).index(phase)]:
@@ -285,14 +285,19 @@ class PlainLines(View):
 
 
 class LivePanel(View):
-    """A panel redrawn in place; it uses no thread, so that workers can be forked at any time."""
+    """A panel redrawn in place, by a thread of rich too while one piece of work takes long.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    The process of a run forks none: its workers come from servers.
+    """
+
+    def __init__(self, *arguments: Any, seconds: float = 1.0, **options: Any) -> None:
+        """`seconds`: between two redraws of the thread; 0: there is none."""
         super().__init__(*arguments, **options)
         self._step = 0
         self._text = Text()
         self._drawn_at = -math.inf
-        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._panel)
+        pace = {"auto_refresh": seconds > 0, "refresh_per_second": 1 / (seconds or 1.0)}
+        self._live = Live(console=self._console, get_renderable=self._panel, **pace)
         self._live.start(refresh=True)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -337,15 +342,15 @@ class LivePanel(View):
         return Panel(panel, title=f"{self._look.title}{step}", subtitle=times)
 
     def _figures(self) -> Table:
-        num_columns = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1
-        figures = [figure for figure in self._shown() if figure.label]
+        num_columns, values = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1, self._values
+        figures = [figure for figure in self._shown() if figure.label and figure.key in values]
         num_rows = math.ceil(len(figures) / num_columns)
         table = Table.grid(padding=(0, 2), expand=True)
         for _ in range(num_columns):
             table.add_column(style="dim", no_wrap=True)
             table.add_column(justify="right", no_wrap=True, ratio=1)
         for row in range(num_rows):
-            cells = ((figure.label, figure.form(self._values[figure.key])) for figure in figures[row::num_rows])
+            cells = ((figure.label, figure.form(values[figure.key])) for figure in figures[row::num_rows])
             table.add_row(*chain.from_iterable(cells))
         return table
 
@@ -358,7 +363,7 @@ def _row(name: str, done: int, total: int) -> str:
 def make_view(
     console: Console,
     *,
-    limits: Limits,
+    planned: PlannedWork,
     print_every: int,
     is_resumed: bool = False,
     look: Look = SEARCH_LOOK,
@@ -366,6 +371,6 @@ def make_view(
 ) -> View:
     """Return a live panel for a terminal that can redraw lines, else a line every `print_every` steps, or none."""
     if console.is_terminal and not console.is_dumb_terminal and not is_quiet:
-        return LivePanel(console, limits, look, is_resumed=is_resumed)
+        return LivePanel(console, planned, look, is_resumed=is_resumed)
     console = Console(quiet=True) if is_quiet else console
-    return PlainLines(console, limits, look, is_resumed=is_resumed, print_every=print_every)
+    return PlainLines(console, planned, look, is_resumed=is_resumed, print_every=print_every)

@@ -62,7 +62,6 @@ class WandbLog(RunLog):
         """
         super().__init__(print_line)
         self._options, self._folder = options, log_dir
-        self._num_checkpoints = 0
         mode = options.mode
         if mode == "online" and not has_wandb_key():
             print_line(
@@ -99,13 +98,6 @@ class WandbLog(RunLog):
     def write_leaders(self, step: int, leaders: Sequence[Leader]) -> None:
         """Log a table of candidates, and drawings of the first ones."""
         self._log(step, lambda: _media_of(leaders))
-
-    def write_checkpoint(self, step: int, path: Path) -> None:
-        """Log every n-th checkpoint as an artifact (`wandb.checkpoint_every`)."""
-        self._num_checkpoints += 1
-        every = self._options.checkpoint_every
-        if every and self._num_checkpoints % every == 0:
-            self._add_artifact("checkpoint", "model", [path], root=path.parent, aliases=[f"step-{step}"])
 
     def summarise(self, values: Mapping[str, Any]) -> None:
         with self._reporting("the run has no summary", is_end=False):
@@ -193,9 +185,7 @@ class WandbLog(RunLog):
                 write_whole(run_id, os.environ.get(RUN_ID_VARIABLE) or uuid.uuid4().hex[:8])
             run = wandb.init(
                 project=options.project,
-                name=options.name or f"{folder.name}-seed{config.get('seed', 0)}",
-                group=options.group,
-                tags=list(options.tags),
+                name=os.environ.get("WANDB_NAME") or f"{folder.name}-seed{config.get('seed', 0)}",
                 id=run_id.read_text(encoding="utf-8"),
                 resume="allow",
                 dir=folder,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from gflownet.cli.arguments import CommandLine, print_plain_messages, program, run_command
 from gflownet.config import config_names
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
@@ -22,6 +21,7 @@ from gflownet.graphs.operation import OPERATIONS
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.plugins import ExtensionPoint
 from gflownet.policy.config import POLICIES
+from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _NAME = re.compile(r"[a-z]([a-z0-9_]*[a-z0-9])?")

@@ -12,17 +12,14 @@ Letters: B candidates, K objectives, n points of the front, M boxes.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.metrics.statistics import non_dominated
-from gflownet.plugins import Configurable
+from gflownet.evaluation.statistics import non_dominated
 from gflownet.search.surrogate import Prediction
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -31,30 +28,9 @@ _LOG_SQRT_HALF_PI = 0.5 * math.log(math.pi / 2)
 _ASYMPTOTIC = -1e3
 
 
-class Acquisition(Configurable, ABC):
-    """Values of candidates on a logarithmic scale; batches are sampled in proportion to exp(beta * value)."""
-
-    def __init__(self, options: Any = None) -> None:
-        """Keep the options, the class's own `Config`."""
-        self.options = options
-
-    @abstractmethod
-    def log_values(self, prediction: Prediction, best: float, generator: torch.Generator) -> Tensor:
-        """Return values [B] float64.
-
-        Args:
-            prediction: of the warped scores of B candidates.
-            best: the best warped score.
-            generator: of the random draws, for acquisitions with any.
-        """
-
-
-class ExpectedImprovement(Acquisition):
-    """log E[max(score - best, 0)] (Jones et al. 1998; Ament et al. 2023 for the logarithm)."""
-
-    def log_values(self, prediction: Prediction, best: float, generator: torch.Generator) -> Tensor:
-        standard = (prediction.mean - best) / prediction.std
-        return log_standard_improvement(standard) + prediction.std.log()
+def log_improvement(prediction: Prediction, best: float) -> Tensor:
+    """Return log E[max(score - best, 0)] [B] float64 (Jones et al. 1998; Ament et al. 2023 for the logarithm)."""
+    return log_standard_improvement((prediction.mean - best) / prediction.std) + prediction.std.log()
 
 
 def log_standard_improvement(z: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import sample_backward, sample_forward
-from gflownet.data.source import Rollout
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning.learner import Learner
+from gflownet.learning.sampler import sample_backward, sample_forward
+from gflownet.learning.source import Rollout
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
@@ -27,7 +27,8 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.search.history import ProposalOrigin
 from gflownet.search.method import Candidates, SearchSetup
-from gflownet.search.surrogate_search import SurrogateSearch
+from gflownet.search.proposals import origin_of
+from gflownet.search.surrogate_search import NUM_SAMPLED, SurrogateSearch
 from gflownet.training.random_states import seeded
 from gflownet.training.steps import map_tensors
 from gflownet.workers.process import Stream, stream_seed
@@ -225,18 +226,15 @@ class SurrogateGFlowNet(SurrogateSearch):
             return Candidates(self.env.initial_states(0))
         return super().propose(call, num)
 
-    def samples(self, call: int) -> GraphStates:
+    def samples(self, call: int) -> Candidates:
         """Return samples of the policy; random architectures before its first update."""
         if not self.policy.num_updates:
-            return self.random_states(call)
-        conditioning = no_conditioning(self.config.proposals.num_sampled, self.setup.context.num_cond_dim)
-        return self.policy.sample(conditioning, self.setup.generator(call, Stream.POLICY_SAMPLES)).terminal
+            return super().samples(call)
+        conditioning = no_conditioning(NUM_SAMPLED, self.setup.context.num_cond_dim)
+        states = self.policy.sample(conditioning, self.setup.generator(call, Stream.POLICY_SAMPLES)).terminal
+        return Candidates(states, origin_of((ProposalOrigin.POLICY, len(states))))
 
-    @property
-    def samples_origin(self) -> ProposalOrigin:
-        return ProposalOrigin.POLICY if self.policy.num_updates else ProposalOrigin.RANDOM
-
-    def learn(self) -> Mapping[str, float]:
+    def policy_metrics(self) -> Mapping[str, float]:
         return {"policy_updates": float(self.policy.num_updates)}
 
     def work(self, round: int) -> Generator[Mapping[str, float]]:
@@ -265,12 +263,12 @@ class SurrogateGFlowNet(SurrogateSearch):
         yield {}
         if not len(best):
             return
-        values = self.log_values(best, generator)
+        values = self.log_values(best)
         yield {}
         target = AcquisitionTarget(
             self.setup.context.num_cond_dim,
             best,
-            PredictedOnce(self.env, lambda states: self.log_values(states, generator)),
+            PredictedOnce(self.env, self.log_values),
             beta=self.config.acquisition.beta,
             maximum=float(values.max()),
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gflownet.data.sampler import uniform_states
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.history import first_mask

@@ -16,8 +16,8 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import Score
 from gflownet.mdp.states import GraphStates
-from gflownet.search.acquisition import Boxes, boxes_above, log_expected_improvement
-from gflownet.search.config import ACQUISITIONS
+from gflownet.search.acquisition import Boxes, boxes_above, log_expected_improvement, log_improvement
+from gflownet.search.config import SURROGATES
 from gflownet.search.history import History
 from gflownet.search.method import SearchSetup
 from gflownet.search.surrogate import Prediction, Surrogate
@@ -97,8 +97,8 @@ class Cap:
 class CandidateModel:
     """Surrogates of the score, or of each objective, and of each capped metric, on the same features.
 
-    With one score, the acquisition is that of `search.acquisition`; with objectives it is the expected hypervolume
-    improvement of utilities above 0. Both are relative to the feasible observations, and are
+    With one score, the acquisition is the expected improvement; with objectives the expected hypervolume improvement of
+    utilities above 0. Both are relative to the feasible observations, and are
     multiplied with the probability of feasibility. Without a feasible observation they are that probability alone.
     """
 
@@ -108,9 +108,7 @@ class CandidateModel:
         num_objectives = len(self._task.chosen_objectives)
         self.surrogates: list[Surrogate] = [setup.build_surrogate() for _ in range(max(1, num_objectives))]
         self.caps = [Cap(name, limit, setup.build_surrogate()) for name, limit in self._task.limits.items()]
-        self.has_objectives, options = num_objectives > 0, setup.config.acquisition
-        self._acquisition_name = options.name
-        self._acquisition = ACQUISITIONS.load(options.name)(options.options)
+        self.has_objectives = num_objectives > 0
         self._best = -math.inf  # warped score of the best feasible observation
         self._boxes: Boxes | None = None  # above the front of the feasible observations
 
@@ -148,12 +146,12 @@ class CandidateModel:
         if self.has_objectives:
             self._boxes = boxes_above(feasible, torch.zeros(feasible.shape[1], dtype=torch.float64))
 
-    def log_values(self, features: Any, generator: torch.Generator, fantasies: Sequence[Fantasies] = ()) -> Tensor:
+    def log_values(self, features: Any, fantasies: Sequence[Fantasies] = ()) -> Tensor:
         """Return the logarithm of the acquisition of candidates, [B] float64, given fantasies of the same ones."""
         feasible = self._log_feasibility(features)
         if self.caps and math.isinf(self._best):
             return feasible
-        return feasible + self._log_improvement(features, generator, fantasies or self.fantasies(features))
+        return feasible + self._log_improvement(fantasies or self.fantasies(features))
 
     def fantasies(self, features: Any) -> list[Fantasies]:
         """Return the predictions of each surrogate, for batches that are chosen one by one."""
@@ -209,25 +207,17 @@ class CandidateModel:
             dtype=torch.bool,
         )
 
-    def _log_improvement(self, features: Any, generator: torch.Generator, fantasies: Sequence[Fantasies]) -> Tensor:
+    def _log_improvement(self, fantasies: Sequence[Fantasies]) -> Tensor:
         """Return the logarithm of the improvement [B], without regard to caps."""
         if not self.has_objectives:
-            best = max(self._best, fantasies[0].best)
-            values = self._acquisition.log_values(fantasies[0].prediction, best, generator)
-            return self._checked(values, num=len(features))
+            values = log_improvement(fantasies[0].prediction, max(self._best, fantasies[0].best))
+            if num := int(values.isnan().sum()):
+                raise UserError(f"{SURROGATES.key}: expected predictions without NaN, got {num} NaN")
+            return values
         assert self._boxes is not None
         pairs = zip(self.surrogates, fantasies, strict=True)
         mean, std = zip(*(in_scores(surrogate, each.prediction) for surrogate, each in pairs), strict=True)
         return log_expected_improvement(torch.stack(mean, 1), torch.stack(std, 1), self._boxes)
-
-    def _checked(self, values: Tensor, *, num: int) -> Tensor:
-        """Return the values of an acquisition. Raises UserError for another shape than [B], and for NaN."""
-        expected = f"{ACQUISITIONS.key}={self._acquisition_name}: expected log_values of shape [{num}] without NaN"
-        if values.shape != (num,):
-            raise UserError(f"{expected}, got shape {list(values.shape)}")
-        if bool(values.isnan().any()):
-            raise UserError(f"{expected}, got {int(values.isnan().sum())} NaN")
-        return values
 
 
 def observed(history: History) -> Tensor:

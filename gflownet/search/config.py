@@ -31,7 +31,7 @@ SEARCH_METHODS = ExtensionPoint(
         "random": BuiltIn(f"{_ROOM}.baselines:RandomSearch", "uniformly random actions"),
         "evolution": BuiltIn(f"{_ROOM}.baselines:RegularizedEvolution", "mutations of the best of the youngest"),
         "local_search": BuiltIn(f"{_ROOM}.baselines:FirstImprovement", "first better neighbour, with restarts"),
-        "surrogate": BuiltIn(f"{_ROOM}.surrogate_search:SurrogateAlone", "predictions of a surrogate"),
+        "surrogate": BuiltIn(f"{_ROOM}.surrogate_search:SurrogateSearch", "predictions of a surrogate"),
         "surrogate_gflownet": BuiltIn(
             f"{_ROOM}.amortised_search:SurrogateGFlowNet", "surrogate, and a policy trained on its acquisition"
         ),
@@ -46,12 +46,6 @@ SURROGATES = ExtensionPoint(
             f"{_ROOM}.gaussian_process:GaussianProcess", "Gaussian process on Weisfeiler-Lehman labels and on numbers"
         )
     },
-)
-ACQUISITIONS = ExtensionPoint(
-    "search.acquisition.name",
-    contract=f"{_ROOM}.acquisition:Acquisition",
-    options_key="search.acquisition.options",
-    built_in={"expected_improvement": BuiltIn(f"{_ROOM}.acquisition:ExpectedImprovement", "expected improvement")},
 )
 _METHOD_HELP = SEARCH_METHODS.help("search method").replace(
     ": ", f": {AUTO} (surrogate for scores that depend on a training, {GFLOWNET} for others), ", 1
@@ -68,10 +62,8 @@ class SurrogateConfig:
 
 @dataclass
 class AcquisitionConfig:
-    """The value of evaluating an architecture, from its predicted score."""
+    """The value of evaluating an architecture: its expected improvement."""
 
-    name: str = option("expected_improvement", ACQUISITIONS.help("acquisition"))
-    options: Any = option({}, "options of the acquisition, search.acquisition.options.NAME=VALUE")
     beta: float = option(4.0, "candidates are sampled in proportion to acquisition^beta; 1000: the best", POSITIVE)
 
 
@@ -82,7 +74,6 @@ class ProposalConfig:
     num_mutations: int = option(
         64, "mutations of the best architectures per round, and of each generation", NOT_NEGATIVE
     )
-    num_sampled: int = option(64, "samples of the policy per round", NOT_NEGATIVE)
     updates_per_evaluation: float = option(
         6.0, "training steps of the policy on the acquisition per evaluation", NOT_NEGATIVE
     )
@@ -103,10 +94,11 @@ class RandomConfig:
 class SamplerConfig:
     """The training of the sampler after a search, and its verification."""
 
-    num_likelihood_updates: int = option(
-        90, "updates of maximum likelihood on trajectories into good candidates, with which it begins", NOT_NEGATIVE
+    num_updates: int = option(
+        90,
+        "updates of maximum likelihood on trajectories into good candidates, then as many of the objective",
+        NOT_NEGATIVE,
     )
-    num_updates: int = option(90, "updates of the objective (algo.method) that follow", NOT_NEGATIVE)
     num_verified: int = option(
         8, "new samples that are trained, within budget.evaluations and at most a tenth of it; 0: none", NOT_NEGATIVE
     )

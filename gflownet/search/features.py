@@ -6,10 +6,11 @@ histogram of single parts of labels (such as "kernel size 3"), and its named pla
 out of a million labels do with a probability of 3e-8.
 
 There is one squared distance of each block of labels, and one of each group of numbers. Histograms are scaled to length
-1, so that graphs of different sizes are compared by their composition.
+1, so that graphs of different sizes are compared by their composition. Numbers (sizes, paths, settings with an order,
+counts, shapes) are computed for a whole batch from the graphs and the vocabulary of any environment.
 
 Letters: B and n graphs, N nodes, P parts of a label, K distances, L labels of a graph in all blocks, V distinct labels,
-D numeric features.
+D numbers.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.isomorphism import combine_codes
-from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, LabelledGraphs
+from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, Group, LabelledGraphs, Numbers, nodes_at_ends
+from gflownet.workers.process import Stream, stream_seed
 
 ABSENT = 0  # in place of the label of a missing node or of an empty place
 _OUT = 0x5BF03635  # distinguishes labels of out-neighbours from those of in-neighbours
@@ -70,33 +74,27 @@ class GraphFeatures:
         return int(self.blocks.max()) + 1
 
 
-class WeisfeilerLehman:
-    """Encodes terminal states of an environment; isomorphic states have equal features."""
+def encoded(
+    env: Environment, states: GraphStates, numbers: Tensor, groups: Tensor, *, num_rounds: int
+) -> GraphFeatures:
+    """Return the features of B terminal states with numbers [B, D] in groups [D]; isomorphic states have equal ones."""
+    size = max(1, _MAX_ENTRIES // max(1, states.exists.shape[1] ** 2))
+    starts = range(0, max(len(states), 1), size)
+    graphs = [env.labelled_graphs(states[first : first + size]) for first in starts]
+    labels, counts, blocks = zip(*(_histograms(each, num_rounds) for each in graphs), strict=True)
+    return GraphFeatures(torch.cat(labels), torch.cat(counts), blocks[0], numbers, groups)
 
-    def __init__(self, env: Environment, *, num_rounds: int) -> None:
-        self.env, self.num_rounds = env, num_rounds
 
-    def encode(self, states: GraphStates, numbers: Tensor, groups: Tensor) -> GraphFeatures:
-        """Return the features of B states, with their numbers [B, D] in groups [D]."""
-        size = max(1, _MAX_ENTRIES // max(1, states.exists.shape[1] ** 2))
-        starts = range(0, max(len(states), 1), size)
-        graphs = [self.env.labelled_graphs(states[first : first + size]) for first in starts]
-        labels, counts, blocks = zip(*map(self._histograms, graphs), strict=True)
-        return GraphFeatures(torch.cat(labels), torch.cat(counts), blocks[0], numbers, groups)
-
-    def _histograms(self, graphs: LabelledGraphs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return labels and counts [B, L] and blocks [L]: rounds, parts of labels (of several parts), named places."""
-        columns = rounds(graphs, self.num_rounds)
-        num_parts, num_places = graphs.labels.shape[2], graphs.places.shape[1]
-        if num_parts > 1:
-            numbered = combine_codes(graphs.labels, torch.arange(num_parts))
-            columns.append(numbered.masked_fill(graphs.labels == UNSET, ABSENT).flatten(1))
-        if num_places:
-            numbered = combine_codes(graphs.places, torch.arange(num_places))
-            columns.append(numbered.masked_fill(graphs.places == UNSET, ABSENT))
-        histograms = [_histogram(column, block) for block, column in enumerate(columns)]
-        labels, counts = (torch.cat(arrays, 1) for arrays in zip(*histograms, strict=True))
-        return labels, counts, torch.cat([torch.full((x.shape[1],), k) for k, x in enumerate(columns)])
+def _histograms(graphs: LabelledGraphs, num_rounds: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return labels and counts [B, L] and blocks [L]: rounds, parts of labels (of several parts), named places."""
+    columns = rounds(graphs, num_rounds)
+    for parts in (graphs.labels if graphs.labels.shape[2] > 1 else graphs.labels[:, :, :0], graphs.places):
+        if parts.shape[-1]:
+            numbered = combine_codes(parts, torch.arange(parts.shape[-1]))
+            columns.append(numbered.masked_fill(parts == UNSET, ABSENT).flatten(1))
+    histograms = [_histogram(column, block) for block, column in enumerate(columns)]
+    labels, counts = (torch.cat(arrays, 1) for arrays in zip(*histograms, strict=True))
+    return labels, counts, torch.cat([torch.full((x.shape[1],), k) for k, x in enumerate(columns)])
 
 
 def rounds(graphs: LabelledGraphs, num_rounds: int) -> list[Tensor]:
@@ -158,3 +156,113 @@ def _inverse_lengths(features: GraphFeatures, block: int) -> tuple[Tensor, Tenso
     """Return the inverse lengths of the histograms of a block, 0 for empty ones, and 1 for others, [B] float64."""
     norms = features.counts[:, features.blocks == block].square().sum(1).double()
     return norms.rsqrt().masked_fill(norms == 0, 0), (norms > 0).double()
+
+
+_NUM_REFERENCES = 256  # random architectures: they determine means, deviations and the labels that are counted
+_CHUNK = 2_048  # architectures at a time, to bound memory
+_BOUND = 4.0  # of a standardised number
+_DECIMALS = 9  # sums over nodes in another order are equal
+_CONSTANT = 1e-9  # deviation below which a number is left out
+
+
+class _Scale(NamedTuple):
+    """Random architectures in numbers, and the D numbers that vary over them."""
+
+    mean: Tensor
+    deviation: Tensor
+    columns: Tensor  # [D]
+    groups: Tensor  # [D]
+
+
+class Descriptors:
+    """Standardised numbers of terminal states; those that are equal for all random architectures are left out."""
+
+    def __init__(self, env: Environment, *, seed: int) -> None:
+        """Take the seed of the random architectures; they are measured on first use."""
+        self.env, self._seed = env, seed
+
+    @property
+    def groups(self) -> Tensor:
+        """Return the groups [D]."""
+        return self._scale.groups
+
+    @cached_property
+    def _references(self) -> GraphStates:
+        generator = torch.Generator().manual_seed(stream_seed(self._seed, Stream.DESCRIPTORS))
+        return uniform_states(self.env, _NUM_REFERENCES, generator=generator)
+
+    @cached_property
+    def _types(self) -> list[int]:
+        types = self.env.labelled_graphs(self._references).labels[:, :, 0].unique()
+        return types[types != UNSET].tolist()
+
+    @cached_property
+    def _scale(self) -> _Scale:
+        groups, values = self._numbers(self._references)
+        mean = values.nanmean(0)
+        deviation, smallest = (values - mean).square().nanmean(0).sqrt(), _CONSTANT * (1 + mean.abs())
+        columns = ((values - mean).nan_to_num(0.0).abs().amax(0) > smallest).nonzero().squeeze(1)
+        return _Scale(mean, torch.where(deviation > smallest, deviation, 1.0), columns, torch.tensor(groups)[columns])
+
+    def __call__(self, states: GraphStates) -> Tensor:
+        """Return the numbers [B, D] float64 of terminal states, 0 for an unknown one."""
+        starts = range(0, max(len(states), 1), _CHUNK)
+        values = torch.cat([self._numbers(states[first : first + _CHUNK])[1] for first in starts])
+        values = ((values - self._scale.mean) / self._scale.deviation)[:, self._scale.columns]
+        return values.nan_to_num(0.0).clamp(-_BOUND, _BOUND).round(decimals=_DECIMALS)
+
+    def _numbers(self, states: GraphStates) -> tuple[tuple[Group, ...], Tensor]:
+        """Return the groups [D] and the values [B, D] float64 of all numbers."""
+        graphs = self.env.labelled_graphs(states)
+        columns = [*path_numbers(graphs), *type_counts(graphs, self._types), *self.env.numbers(states)]
+        _, groups, values = zip(*columns, strict=True)
+        return groups, torch.stack([value.double() for value in values], 1)
+
+
+@lru_cache(maxsize=1)
+def descriptors_of(env: Environment, seed: int) -> Descriptors:
+    """Return the numbers of architectures, whose random references all models of a run share."""
+    return Descriptors(env, seed=seed)
+
+
+def path_numbers(graphs: LabelledGraphs) -> Numbers:
+    """Return numbers of nodes and edges, lengths and number of paths from a source to a sink, and the width."""
+    edge, exists = graphs.edges != NO_EDGE, graphs.exists
+    has_edge = edge.any(1) | edge.any(2)
+    is_source, is_sink = exists & ~edge.any(1), exists & ~edge.any(2)
+    longest = torch.zeros(exists.shape)  # edges from a source
+    shortest = torch.where(is_source, 0.0, torch.inf)
+    num_paths, adjacency = is_source.double(), edge.double()
+    total = torch.zeros(exists.shape, dtype=torch.float64)
+    for step in range(exists.shape[1]):
+        total += num_paths
+        longest = torch.where(num_paths > 0, float(step), longest)
+        shortest = torch.where((num_paths > 0) & shortest.isinf(), float(step), shortest)
+        num_paths = torch.einsum("bs,bst->bt", num_paths, adjacency)  # walks of the next length
+    level = torch.nn.functional.one_hot(longest.long(), exists.shape[1]) * exists[:, :, None]
+    ends = shortest.masked_fill(~is_sink, torch.inf).amin(1)
+    return [
+        ("nodes", Group.SIZES, exists.sum(1)),
+        ("edges", Group.SIZES, edge.sum((1, 2))),
+        ("longest path", Group.PATHS, longest.amax(1)),
+        ("shortest path", Group.PATHS, ends.nan_to_num(posinf=0.0)),
+        ("log paths", Group.PATHS, (total * is_sink).sum(1).log1p()),
+        ("edges from sources", Group.PATHS, (edge & is_source[:, :, None]).sum((1, 2))),
+        ("edges to sinks", Group.PATHS, (edge & is_sink[:, None, :]).sum((1, 2))),
+        ("edges from sources to sinks", Group.PATHS, (edge & is_source[:, :, None] & is_sink[:, None, :]).sum((1, 2))),
+        ("mean depth", Group.PATHS, (longest * exists).sum(1) / exists.sum(1).clamp(min=1)),
+        ("width", Group.PATHS, level.sum(1).amax(1)),
+        ("nodes without edges", Group.PATHS, (exists & ~has_edge).sum(1)),
+        ("largest number of inputs", Group.PATHS, edge.sum(1).amax(1)),
+        ("largest number of outputs", Group.PATHS, edge.sum(2).amax(1)),
+    ]
+
+
+def type_counts(graphs: LabelledGraphs, types: Sequence[int]) -> Numbers:
+    """Return the numbers of nodes of each type: all, those that read a source, those that a sink reads."""
+    places, labels = nodes_at_ends(graphs.exists, graphs.edges != NO_EDGE), graphs.labels[:, :, 0]
+    return [
+        (f"nodes of type {value}{place}", Group.ENDS if place else Group.COUNTS, ((labels == value) & at).sum(1))
+        for value in types
+        for place, at in places.items()
+    ]

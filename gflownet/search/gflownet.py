@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from gflownet.data.source import Rollout
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
+from gflownet.learning.source import Rollout
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
@@ -86,7 +86,11 @@ class GFlowNet(SearchMethod):
         return {"sampled": [asdict(batch) for batch in self._sampled]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sampled = deque(map(_restored, state["sampled"]))
+        self._sampled = deque()
+        for batch in state["sampled"]:
+            states = {name: GraphStates(**batch[name]) for name in ("states", "terminal")}
+            actions = {name: ActionBatch(**batch[name]) for name in ("actions", "backward")}
+            self._sampled.append(TrajectoryBatch(**{**batch, **states, **actions}))
 
     def _rollout(self, results: Results) -> Rollout:
         """Return the trajectories to learn; those without results stay as they are after a stop request."""
@@ -129,10 +133,3 @@ class GFlowNet(SearchMethod):
         except EvaluationStoppedError:
             return {}
         return metrics
-
-
-def _restored(state: dict[str, Any]) -> TrajectoryBatch:
-    """Return the trajectories of a checkpoint."""
-    states = {name: GraphStates(**state[name]) for name in ("states", "terminal")}
-    actions = {name: ActionBatch(**state[name]) for name in ("actions", "backward")}
-    return TrajectoryBatch(**{**state, **states, **actions})

@@ -46,6 +46,9 @@ class InFlight:
     origin: ProposalOrigin | None
 
 
+_PLAIN = ("scores", "measured", "utilities", "metrics", "seconds")  # columns of a history that are saved as they are
+
+
 class History:
     """Distinct evaluated architectures with their results, in order, and those in flight.
 
@@ -135,11 +138,7 @@ class History:
                 (p.hash, p.score, p.is_new, p.position, None if p.origin is None else int(p.origin))
                 for p in self.proposals
             ],
-            "scores": list(self.scores),
-            "measured": list(self.measured),
-            "utilities": list(self.utilities),
-            "metrics": list(self.metrics),
-            "seconds": list(self.seconds),
+            **{name: getattr(self, name) for name in _PLAIN},
             "statuses": [status.value for status in self.statuses],
             "method_seconds": self.method_seconds,
         }
@@ -151,10 +150,7 @@ class History:
             for *row, origin in state["proposals"]
         ]
         self.num_new = sum(proposal.is_new for proposal in self.proposals)
-        self.scores, self.seconds = list(state["scores"]), list(state["seconds"])
-        self.measured = list(state["measured"])
-        self.utilities = [tuple(values) for values in state["utilities"]]
-        self.metrics = [dict(values) for values in state["metrics"]]
+        vars(self).update({name: list(state[name]) for name in _PLAIN})
         self.statuses = [EvaluationStatus(value) for value in state["statuses"]]
         self.method_seconds = state["method_seconds"]
         self._chunks = [] if state["states"] is None else [GraphStates(**state["states"])]

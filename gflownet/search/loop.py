@@ -18,7 +18,7 @@ import torch
 
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation
-from gflownet.evaluation.job import Request, Ticket
+from gflownet.evaluation.job import EvaluationFuture, Request
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import Proposal, ProposalOrigin
@@ -36,8 +36,8 @@ NO_PROPOSALS = "the method has no further proposals"
 
 
 @dataclass(frozen=True)
-class Rule:
-    """The rule of a loop: how many candidates are in flight, how many are learned together, and when it ends."""
+class LoopOptions:
+    """How many candidates are in flight, how many are learned together, and when it ends."""
 
     batch: int  # candidates proposed together, and learned together
     width: int  # candidates in flight, at least `batch`
@@ -67,7 +67,7 @@ class _Call:
     round: int  # rounds learned before it
     states: GraphStates  # B terminal states
     origins: tuple[ProposalOrigin, ...]  # B, or none where they are not known
-    tickets: tuple[Ticket, ...] = ()  # B once they are submitted
+    futures: tuple[EvaluationFuture, ...] = ()  # B once they are submitted
 
     def part(self, rows: list[int]) -> _Call:
         """Return the candidates of these rows."""
@@ -75,16 +75,16 @@ class _Call:
             self,
             states=self.states[torch.tensor(rows, dtype=torch.int64)],
             origins=tuple(self.origins[row] for row in rows) if self.origins else (),
-            tickets=tuple(self.tickets[row] for row in rows),
+            futures=tuple(self.futures[row] for row in rows),
         )
 
     def rows(self, *, finished: bool) -> list[int]:
         """Return the rows with a result, or those without one."""
-        return [row for row, ticket in enumerate(self.tickets) if (ticket.record is not None) == finished]
+        return [row for row, future in enumerate(self.futures) if (future.record is not None) == finished]
 
 
 class SearchLoop:
-    """One rule for every method: keep `width` candidates in flight, and learn `batch` of them at a time.
+    """Keeps `width` candidates of a method in flight, and learns `batch` of them at a time.
 
     In order of submission the results and the order of all candidates follow from seed and options; in order of
     completion the times of evaluations decide them.
@@ -95,8 +95,8 @@ class SearchLoop:
         end: reason of the end, empty before.
     """
 
-    def __init__(self, method: SearchMethod, rule: Rule) -> None:
-        self.method, self.history, self.rule = method, method.history, rule
+    def __init__(self, method: SearchMethod, options: LoopOptions) -> None:
+        self.method, self.history, self.options = method, method.history, options
         self.round = self.num_calls = self.num_repeats = 0
         self.end = ""
         self._in_flight: list[_Call] = []
@@ -162,14 +162,16 @@ class SearchLoop:
 
     def end_at_repeats(self) -> None:
         """End the search where its method has proposed only known architectures for a long time."""
-        if not self.end and math.isinf(self.rule.num_rounds) and self.num_repeats >= _MAX_REPEATS:
+        if not self.end and math.isinf(self.options.num_rounds) and self.num_repeats >= _MAX_REPEATS:
             self.end = f"no new architecture in {counted(self.num_repeats, 'proposal')}"
 
     @property
     def num_rounds(self) -> int:
         """Return the expected number of rounds."""
-        num_left = max(self.rule.num_evaluations - self.history.num_new, 0) / self.rule.batch
-        return int(min(self.round + math.ceil(num_left) if math.isfinite(num_left) else math.inf, self.rule.num_rounds))
+        num_left = max(self.options.num_evaluations - self.history.num_new, 0) / self.options.batch
+        return int(
+            min(self.round + math.ceil(num_left) if math.isfinite(num_left) else math.inf, self.options.num_rounds)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, safe to load with `weights_only=True`."""
@@ -199,9 +201,9 @@ class SearchLoop:
 
     def _fill(self, evaluator: AsynchronousEvaluator) -> None:
         """Propose candidates while there is room for a batch of them."""
-        while 0 < (num := self._next_size()) <= self.rule.width - self._num_in_flight:
+        while 0 < (num := self._next_size()) <= self.options.width - self._num_in_flight:
             num_known = len(self.history)
-            if self.rule.in_order and num_known < self.method.num_first <= num_known + self._num_in_flight:
+            if self.options.in_order and num_known < self.method.num_first <= num_known + self._num_in_flight:
                 return
             candidates = self.propose(num)
             if not len(candidates.states):
@@ -212,7 +214,7 @@ class SearchLoop:
     def _submitted(self, call: _Call, evaluator: AsynchronousEvaluator) -> _Call:
         env, states = self.method.env, call.states
         requests = [Request(env.terminal(states, index)) for index in range(len(states))]
-        return replace(call, tickets=tuple(evaluator.submit(requests, step=call.number)))
+        return replace(call, futures=tuple(evaluator.submit(requests, step=call.number)))
 
     def _worked(self, evaluator: AsynchronousEvaluator) -> Iterator[SearchStep]:
         """Do the work of the method while candidates are evaluated, and yield its training steps."""
@@ -227,33 +229,33 @@ class SearchLoop:
 
     def _learn_next(self, evaluator: AsynchronousEvaluator) -> SearchStep:
         """Wait for the next results, and learn them."""
-        if not self.rule.in_order:  # known candidates alone may be enough: new ones go on too
+        if not self.options.in_order:  # known candidates alone may be enough: new ones go on too
             evaluator.advance(timeout=0.0)
         while not (parts := self._finished()):
             evaluator.advance(timeout=_CHECK_EVERY_S)
-        tickets = [ticket for part in parts for ticket in part.tickets]
+        futures = [future for part in parts for future in part.futures]
         results = Results(
             self.round + 1,
             parts[0].states if len(parts) == 1 else GraphStates.cat([part.states for part in parts]),
-            [ticket.request.candidate for ticket in tickets],
-            [each for part in parts for each in evaluator.evaluations(part.tickets, step=part.number)],
+            [future.request.candidate for future in futures],
+            [each for part in parts for each in evaluator.evaluations(part.futures, step=part.number)],
         )
         step = self.learn(results)
-        if self.rule.in_order:
+        if self.options.in_order:
             self._in_flight = self._in_flight[1:]
             return step
         self._in_flight = [call.part(rows) for call in self._in_flight if (rows := call.rows(finished=False))]
-        ages = [self.round - 1 - part.round for part in parts for _ in part.tickets]
+        ages = [self.round - 1 - part.round for part in parts for _ in part.futures]
         return replace(step, metrics=step.metrics | {"sample_age": math.fsum(ages) / len(ages)})
 
     def _finished(self) -> list[_Call]:
         """Return the candidates to learn next, none while they are evaluated."""
-        if self.rule.in_order:
+        if self.options.in_order:
             oldest = self._in_flight[0]
             return [] if oldest.rows(finished=False) else [oldest]
         parts = [call.part(rows) for call in self._in_flight if (rows := call.rows(finished=True))]
-        num = sum(len(part.tickets) for part in parts)
-        return parts if num >= min(self.rule.batch, self._num_in_flight) else []
+        num = sum(len(part.futures) for part in parts)
+        return parts if num >= min(self.options.batch, self._num_in_flight) else []
 
     @property
     def _num_in_flight(self) -> int:
@@ -261,18 +263,20 @@ class SearchLoop:
 
     def _next_size(self) -> int:
         """Return the number of candidates of the next call, 0 or less where no more are needed."""
-        rule = self.rule
-        num_left = min(rule.num_evaluations - self.history.num_new, (rule.num_rounds - self.round) * rule.batch)
-        return int(min(rule.batch, num_left - self._num_in_flight))
+        options = self.options
+        num_left = min(
+            options.num_evaluations - self.history.num_new, (options.num_rounds - self.round) * options.batch
+        )
+        return int(min(options.batch, num_left - self._num_in_flight))
 
     def _is_over(self) -> bool:
         if not self.end and not self._in_flight and self._next_size() <= 0:
-            num, unit = self.rule.num_evaluations, "evaluation"
+            num, unit = self.options.num_evaluations, "evaluation"
             if self.history.num_new < num:
-                num, unit = self.rule.num_rounds, "training step"
+                num, unit = self.options.num_rounds, "training step"
             self.end = f"{counted(int(num), unit)} {'is' if num == 1 else 'are'} done"
-        if not self.end and self.rule.patience and self._since_best() >= self.rule.patience:
-            self.end = f"no better score in {counted(self.rule.patience, 'evaluation')} (search.patience)"
+        if not self.end and self.options.patience and self._since_best() >= self.options.patience:
+            self.end = f"no better score in {counted(self.options.patience, 'evaluation')} (search.patience)"
         self.end_at_repeats()
         return bool(self.end)
 

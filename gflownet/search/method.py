@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gflownet.data.replay import ReplayBuffer
-from gflownet.data.source import TrajectorySource
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.auxiliary import AuxiliaryNetworks
 from gflownet.learning.learner import Learner
+from gflownet.learning.replay import ReplayBuffer
+from gflownet.learning.source import TrajectorySource
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import SIZES, Environment
 from gflownet.mdp.states import GraphStates

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import uniform_states
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.evaluator import evaluation_of
+from gflownet.evaluation.statistics import hypervolume
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.overview import StoreOverview
 from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, record_of
 from gflownet.evaluation.task import GFNTask
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.statistics import hypervolume
 from gflownet.records.trust import checked_names
 from gflownet.search.history import History
 from gflownet.search.surrogate import rank_correlation

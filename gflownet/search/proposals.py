@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import uniform_states
 from gflownet.errors import UserError
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.action import ActionMasks, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.moves import Moves
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History, ProposalOrigin, first_mask
-from gflownet.search.surrogate import ranked
 
 _NUM_SPREAD = 512  # uniform samples of which evenly spread ones are drawn
 _NUM_PROBED = 8  # of them that show whether sizes are known
@@ -210,11 +209,6 @@ def accepted(states: GraphStates, order: Tensor, num: int, is_refused: Callable[
     return torch.tensor(list(islice(positions, num)), dtype=torch.int64)
 
 
-def unknown(history: History, states: GraphStates) -> GraphStates:
-    """Return one state of each architecture that is neither evaluated nor in flight, in order."""
-    return states[unknown_mask(history, states)]
-
-
 def unknown_mask(history: History, states: GraphStates) -> Tensor:
     """Return which states [B] are the first of an architecture that is neither evaluated nor in flight, [B] bool."""
     codes = history.env.identify(states)
@@ -226,7 +220,8 @@ def random_unknown(history: History, num: int, generator: torch.Generator) -> Gr
     states = history.env.initial_states(0)
     for _ in range(_MAX_DRAWS):
         drawn_states = uniform_states(history.env, 2 * num, generator=generator)
-        states = unknown(history, GraphStates.cat([states, drawn_states]))
+        states = GraphStates.cat([states, drawn_states])
+        states = states[unknown_mask(history, states)]
         if len(states) >= num:
             break
     return states[:num]
@@ -234,7 +229,8 @@ def random_unknown(history: History, num: int, generator: torch.Generator) -> Gr
 
 def best_states(history: History) -> GraphStates:
     """Return the best known architectures, the parents of mutations."""
-    return history.states[ranked(history.scores)[:_NUM_PARENTS]]
+    order = torch.tensor(history.scores, dtype=torch.float64).argsort(descending=True, stable=True)
+    return history.states[order[:_NUM_PARENTS]]
 
 
 def mutations(env: Environment, parents: GraphStates, num: int, generator: torch.Generator) -> GraphStates:
@@ -263,7 +259,8 @@ def evolved(
             break
         parents = states[values.argsort(descending=True, stable=True)[:_NUM_PARENTS]]
         children = mutations(history.env, parents, num_mutations, generator)
-        combined = unknown(history, GraphStates.cat([states, children]))
+        combined = GraphStates.cat([states, children])
+        combined = combined[unknown_mask(history, combined)]
         values = torch.cat([values, log_values(combined[len(states) :])])
         origin = torch.cat([origin, torch.full((len(combined) - len(states),), int(ProposalOrigin.MUTATION))])
         states = combined

@@ -7,20 +7,20 @@ candidates of a ranking.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import conditions_of, sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.config import TemperatureConfig
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.learner import Learner
+from gflownet.learning.sampler import conditions_of, sample_forward
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.search.amortised_search import LOG_RANGE, AmortisedPolicy, PredictedOnce
@@ -30,7 +30,7 @@ from gflownet.search.method import Candidates, Learned, Results, SearchMethod, S
 from gflownet.search.proposals import accepted, distinct, mutations, origin_of, unknown_mask
 from gflownet.search.surrogate import rank_correlation
 from gflownet.training.steps import map_tensors
-from gflownet.workers.process import Stream
+from gflownet.workers.process import Stream, stream_seed
 
 _NUM_BEST = 64  # candidates under a condition into which backward trajectories are sampled
 _LOG_REWARD_OF_LAST = -10.0  # of these, where the temperature is chosen from the scores
@@ -271,29 +271,32 @@ class Sampler(SearchMethod):
         self,
         searched: SearchMethod,
         *,
+        learner: Learner,
         build_learners: Callable[[], Iterable[tuple[Learner, int]]],
-        sampling: Callable[[], PolicyFunction],
-        generator: Callable[..., torch.Generator],
-        chooses_beta: bool,
+        seed: int,
         num_verified: int,
     ) -> None:
         """Keep the components.
 
         Args:
             searched: method of the search.
-            build_learners: returns the learners of the policy, in order, with their numbers of updates.
-            sampling: returns the trained policy.
-            generator: returns the random generator of a stream.
-            chooses_beta: whether the scores choose the temperature.
+            learner: of the run, whose networks get the trained weights.
+            build_learners: returns the learners of a new policy, in order, with their numbers of updates.
+            seed: of the run.
             num_verified: samples that are evaluated.
         """
         super().__init__(searched.setup)
-        self.searched, self.sampling, self.num_verified = searched, sampling, num_verified
+        self.searched, self.learner, self.num_verified = searched, learner, num_verified
         self.num_trained_on = self.num_done = 0
         self.scale: RewardScale | None = None
         self._training: dict[str, Any] | None = None  # state of an unfinished training after its last whole sampling
-        self._build_learners, self._generator, self._chooses_beta = build_learners, generator, chooses_beta
+        self._build_learners, self._seed = build_learners, seed
         self._model: ScoreModel | None = None  # the last one
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether the policy is trained after the search: not on the scores themselves, and not off."""
+        return not self.searched.trains_policy and self.setup.config.train_sampler
 
     @property
     def is_trained(self) -> bool:
@@ -317,7 +320,11 @@ class Sampler(SearchMethod):
         """Return the samples that are checked, without exploration; some conditions are fixed."""
         generator = self._generator(Stream.CHECK)
         conditioning = capped_conditioning(self.setup.task, self.env, _NUM_CHECKED, generator, caps={}, **fixed)
-        return sample_forward(self.setup.context, self.sampling(), conditioning=conditioning, generator=generator)
+        policy = self.learner.sampling
+        return sample_forward(self.setup.context, policy, conditioning=conditioning, generator=generator)
+
+    def _generator(self, *stream: int) -> torch.Generator:
+        return torch.Generator().manual_seed(stream_seed(self._seed, Stream.SAMPLER, *stream))
 
     def propose(self, call: int, num: int) -> Candidates:
         """Return up to `num` samples that are not evaluated yet; none before the training, and after `num_verified`."""
@@ -346,10 +353,11 @@ class Sampler(SearchMethod):
         model, generator = self.score_model(), self._generator()
         yield {}
         known = dict(zip(before["codes"], before["values"], strict=True))
-        chooses_beta = self._chooses_beta
+        temperature = cast(Mapping[str, Any], self.setup.task.config.cond.temperature)
+        chooses_beta = dict(temperature) == asdict(TemperatureConfig())
         target = SamplerTarget(self.setup, model, chooses_beta=chooses_beta, generator=generator, known=known)
         yield from target.grow(generator)
-        self.num_done = done = before["done"]
+        self.num_done, learner = (done := before["done"]), self.learner
         for phase, (learner, num) in enumerate(self._build_learners()):
             if phase < before["phase"]:
                 continue
@@ -373,6 +381,7 @@ class Sampler(SearchMethod):
                 named = likelihoods if learner.objective.imitates else {**metrics, **of_samples}
                 yield Learned(named, log_rewards, is_resumable=is_resumable)
                 log_rewards = []
+        self.learner.take_weights(learner)
         self.num_trained_on, self.scale, self._training, self.num_done = len(self.history), target.scale, None, 0
 
     def _state_of(self, policy: AmortisedPolicy, target: SamplerTarget, phase: int) -> dict[str, Any]:

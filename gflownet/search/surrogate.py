@@ -190,8 +190,3 @@ def rank_correlation(first: Tensor, second: Tensor) -> float:
     """Return Spearman's rank correlation of two vectors [B], with average ranks of ties; 0 where one is constant."""
     value = racing.rank_correlation(list(zip(first.tolist(), second.tolist(), strict=True)))
     return 0.0 if math.isnan(value) else value
-
-
-def ranked(scores: Sequence[float]) -> Tensor:
-    """Return the positions of scores, best first."""
-    return torch.tensor(scores, dtype=torch.float64).argsort(descending=True, stable=True)

@@ -5,7 +5,6 @@ Letters: B terminal states, n observations.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from gflownet.mdp.states import GraphStates
 from gflownet.search.candidate_model import CandidateModel, Fantasies, in_scores, observed, spread_order
-from gflownet.search.descriptors import Descriptors
+from gflownet.search.features import descriptors_of
 from gflownet.search.history import History, ProposalOrigin
 from gflownet.search.method import Candidates, Results, SearchMethod, SearchSetup
 from gflownet.search.proposals import (
@@ -33,6 +32,7 @@ from gflownet.search.proposals import (
 from gflownet.search.surrogate import Calibration, Prediction, Surrogate
 from gflownet.workers.process import Stream
 
+NUM_SAMPLED = 64  # samples of the policy per round
 _NUM_DESIGN = 256  # random architectures of which the first ones are chosen
 _NUM_FANTASISED = 256  # best candidates of a pool, out of which a batch is chosen one by one
 _NUM_GENERATIONS = 2  # of mutations of the pool's best candidates
@@ -87,20 +87,16 @@ class SurrogateSearch(SearchMethod):
             if len(self.history) >= self.config.num_initial:
                 self._fit()
         metrics = {**self.calibration.metrics(), "fallback": float(self.calibration.is_worse_than_mean)}
-        return {**metrics, **self.surrogate.metrics(), **(self.learn() if self._num_fitted else {})}
+        return {**metrics, **self.surrogate.metrics(), **(self.policy_metrics() if self._num_fitted else {})}
 
-    @abstractmethod
-    def samples(self, call: int) -> GraphStates:
-        """Return candidates that are no mutations, known ones included."""
+    def samples(self, call: int) -> Candidates:
+        """Return candidates that are no mutations, known ones included: random architectures."""
+        states = self.random_states(call)
+        return Candidates(states, origin_of((ProposalOrigin.RANDOM, len(states))))
 
-    @property
-    def samples_origin(self) -> ProposalOrigin:
-        """Origin of `samples`."""
-        return ProposalOrigin.RANDOM
-
-    @abstractmethod
-    def learn(self) -> Mapping[str, float]:
-        """Learn from the fitted surrogate, and return metrics."""
+    def policy_metrics(self) -> Mapping[str, float]:
+        """Return metrics of the policy that samples, of which there is none here."""
+        return {}
 
     def predicted(self, states: GraphStates) -> Prediction | None:
         """Return the distributions of the scores of terminal states [B]; None before the first observation."""
@@ -173,12 +169,12 @@ class SurrogateSearch(SearchMethod):
         options, samples = self.config.proposals, self.samples(call)
         varied = mutations(self.env, best_states(self.history), options.num_mutations, generator)
         earlier = self._kept_before(call).values()
-        origin = origin_of((ProposalOrigin.MUTATION, len(varied)), (self.samples_origin, len(samples)))
+        origins = [origin_of((ProposalOrigin.MUTATION, len(varied))), samples.origins]
         return evolved(
             self.history,
-            GraphStates.cat([*(pool.states for pool in earlier), varied, samples]),
-            lambda states: self.log_values(states, generator),
-            origin=torch.cat([*(pool.origin for pool in earlier), origin]),
+            GraphStates.cat([*(pool.states for pool in earlier), varied, samples.states]),
+            self.log_values,
+            origin=torch.cat([*(pool.origin for pool in earlier), *origins]),
             num_mutations=options.num_mutations,
             num_generations=_NUM_GENERATIONS,
             generator=generator,
@@ -192,16 +188,15 @@ class SurrogateSearch(SearchMethod):
         """Return up to `num` best candidates of the last proposal, best first; None before the first one."""
         return list(self._kept.values())[-1].states[:num] if self._kept else None
 
-    def log_values(self, states: GraphStates, generator: torch.Generator) -> Tensor:
+    def log_values(self, states: GraphStates) -> Tensor:
         """Return the logarithm of the acquisition of terminal states, [B] float64."""
         if not len(states):
             return torch.empty(0, dtype=torch.float64)
-        return self.model.log_values(self.model.encode(states), generator)
+        return self.model.log_values(self.model.encode(states))
 
     def random_states(self, call: int) -> GraphStates:
         """Return random unknown architectures, fewer where a space has hardly any left."""
-        num = max(self.config.proposals.num_sampled, 1)
-        return random_unknown(self.history, num, self.setup.generator(call, Stream.RANDOM))
+        return random_unknown(self.history, NUM_SAMPLED, self.setup.generator(call, Stream.RANDOM))
 
     def _chosen(self, pool: Pool, num: int, call: int) -> Candidates:
         order = sampled_order(
@@ -242,7 +237,7 @@ class SurrogateSearch(SearchMethod):
         self, features: Any, fantasies: Sequence[Fantasies], num: int, generator: torch.Generator
     ) -> Iterator[int]:
         """Return the first `num` candidates in an order sampled by their acquisition."""
-        values = self.model.log_values(features, generator, fantasies)[:num]
+        values = self.model.log_values(features, fantasies)[:num]
         return iter(sampled_order(values, generator, beta=self.config.acquisition.beta).tolist())
 
     def _first_states(self, call: int, num: int, origin: ProposalOrigin) -> Candidates:
@@ -268,20 +263,10 @@ class SurrogateSearch(SearchMethod):
         """Random architectures, those first whose descriptors are far from each other."""
         states = self.setup.random_draws(0, Stream.POOL)(_NUM_DESIGN, self.setup.generator(0, Stream.RANDOM))
         states = states[unknown_mask(History(self.env), states)]
-        return states[spread_order(Descriptors(self.env, seed=self.setup.seed)(states))]
+        return states[spread_order(descriptors_of(self.env, self.setup.seed)(states))]
 
 
 def _equal(states: GraphStates, origin: Tensor | ProposalOrigin) -> Pool:
     if isinstance(origin, ProposalOrigin):
         origin = origin_of((origin, len(states)))
     return Pool(states, torch.zeros(len(states), dtype=torch.float64), origin)
-
-
-class SurrogateAlone(SurrogateSearch):
-    """Candidates are mutations and random architectures."""
-
-    def samples(self, call: int) -> GraphStates:
-        return self.random_states(call)
-
-    def learn(self) -> Mapping[str, float]:
-        return {}

@@ -7,17 +7,16 @@ from typing import Any
 import torch
 
 from gflownet.config import load_config, with_options
-from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import LabelledDAGEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.sampler import sample_backward, sample_forward
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import BACKWARD_NAMES, OBJECTIVES
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
-from gflownet.policy.wrappers import PolicyInParts
 from gflownet.testing.contract import Contract, expect, expect_error
 
 NUM_COND = 2
@@ -102,17 +101,6 @@ class ObjectiveContract(Contract):
         value = float(objective.loss(policy, batch).value.detach())
         expect(value != value, f"expected a loss of nan with an unknown reward, got {value}: the reward is not used")
 
-    def check_gradient_is_equal_in_parts(self) -> None:
-        """States, not trajectories, are split into parts."""
-        for backward in ("uniform", "maxent", "tlm", "pessimistic") if self.trains_backward else _UNIFORM:
-            context, policy, objective = self.build(backward_policy=backward)
-            batch = trajectories(context, policy)
-            whole = gradient_of(objective, policy, batch)
-            in_parts = gradient_of(objective, PolicyInParts(policy, context, num_parts=5), batch)
-            expect(float(whole.norm()) > 0, f"expected a gradient with algo.backward_policy={backward}, got none")
-            is_equal = torch.allclose(whole, in_parts, rtol=1e-3, atol=1e-5 * float(whole.abs().max()))
-            expect(is_equal, f"expected the same gradient of a batch in parts with algo.backward_policy={backward}")
-
     def check_log_partition_has_one_value_per_conditioning(self) -> None:
         _, policy, objective = self.build()
         with torch.no_grad():
@@ -159,10 +147,3 @@ def trajectories(context: GraphBuildingEnvContext, policy: DenseTransformerPolic
     batch = TrajectoryBatch.cat([fresh, reverse_sampled])
     rewards = torch.randn(len(batch.actions), generator=generator)
     return batch.with_state_rewards(rewards).with_rewards(torch.randn(2 * num, generator=generator))
-
-
-def gradient_of(objective: Objective, policy: Any, batch: TrajectoryBatch) -> torch.Tensor:
-    """Return the gradient of the policy parameters."""
-    policy.zero_grad()
-    objective.loss(policy, objective.annotated(policy, batch)).value.backward()
-    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])

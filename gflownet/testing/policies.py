@@ -16,7 +16,6 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.mdp.states import GraphStates
 from gflownet.policy.config import POLICIES
-from gflownet.policy.wrappers import PolicyInParts
 from gflownet.testing.contract import Contract, expect
 from gflownet.testing.environments import random_walk
 
@@ -150,23 +149,6 @@ class PolicyContract(Contract):
         indices = context.to_indices(batch, actions[order], graphs=owner[order], backward=True)
         is_equal = torch.allclose(backward.repeated(owner[order]).log_prob(indices), values[order])
         expect(is_equal, "expected log_prob of indices to equal log_probs")
-
-    def check_parts_of_a_batch_equal_the_whole(self) -> None:
-        if not issubclass(self.policy_class, TwoWayPolicy):
-            return
-        context, policy = self.build(backward=True)
-        states = visited(self.env, num=6, seed=9)
-        batch, conditioning = context.to_batch(states), conditioning_for(len(states))
-        in_parts = PolicyInParts(policy, context, num_parts=4)
-        *distributions, outputs = policy.both(batch, conditioning)
-        *from_parts, same_outputs = in_parts.both(batch, conditioning)
-        expect(torch.allclose(outputs, same_outputs, atol=_TOLERANCE), "expected the same scalars of a batch in parts")
-        pairs = [*zip(distributions, from_parts, strict=True)]
-        pairs.append((policy(batch, conditioning)[0], in_parts(batch, conditioning)[0]))
-        for whole, parted in pairs:
-            (graphs, values), (same_graphs, same_values) = whole.log_probs(), parted.log_probs()
-            same = torch.equal(graphs, same_graphs) and torch.allclose(values, same_values, atol=_TOLERANCE)
-            expect(same, "expected the same log-probabilities of a batch in parts")
 
 
 def visited(env: Environment, *, num: int, seed: int) -> GraphStates:

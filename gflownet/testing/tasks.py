@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from gflownet.config import command_config
-from gflownet.data.sampler import uniform_states
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.execution import outcome_of
+from gflownet.evaluation.presentation import references_of
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.run.extensions import load_extensions, validate
 from gflownet.search.proposals import check_space
@@ -116,7 +117,7 @@ class TaskContract(Contract):
             expect(first == second, "expected a task without is_noisy to ignore the seed, got different scores")
 
     def check_references_have_one_score_per_seed(self) -> None:
-        for reference in self.task.references(seeds=[5]):
+        for reference in references_of(self.task, seeds=[5]):
             num = len(reference.validation), len(reference.test)
             expect(num == (1, 1), f"{reference.name}: expected one validation and test score per seed, got {num}")
             value = reference.validation[0]

@@ -1,4 +1,4 @@
-"""Steps of one training: gradients, clipping, learning rate, update, averaged weights, state and divergence."""
+"""Steps of one training: gradients, clipping, learning rate, update, state and divergence."""
 
 from __future__ import annotations
 
@@ -87,14 +87,6 @@ class Copies:
         """Return the entries [num, ...] of each copy in a flat tensor; the number of steps is the same for all."""
         return torch.cat(self.rows(value, position), 1) if value.ndim else value.expand(self.num)
 
-    def views(self, flats: Sequence[Tensor]) -> list[list[nn.Parameter]]:
-        """Return the parameters of each copy as views of flat tensors, with their gradients."""
-        pairs: list[tuple[Tensor, Tensor]] = []
-        for position, flat in enumerate(flats):
-            assert flat.grad is not None
-            pairs += zip(self.rows(flat.detach(), position), self.rows(flat.grad, position), strict=True)
-        return [[_view(values[k], gradient[k]) for values, gradient in pairs] for k in range(self.num)]
-
 
 @dataclass(frozen=True)
 class EntryDecay:
@@ -114,7 +106,7 @@ class EntryDecay:
 
 
 class Steps:
-    """Steps of optimisers that together update every parameter once, with averaged weights where they are wanted."""
+    """Steps of optimisers that together update every parameter once."""
 
     def __init__(
         self,
@@ -125,10 +117,7 @@ class Steps:
         num_steps: int = 1,
         max_norm: float = 0.0,
         has_fixed_gradients: bool = False,
-        average: float = 0.0,
-        averaged: Sequence[Tensor] = (),
         copies: Copies | None = None,
-        clipped_apart: Sequence[Sequence[Tensor]] = (),
         decay: EntryDecay | None = None,
     ) -> None:
         """Start at step 0.
@@ -140,20 +129,14 @@ class Steps:
             num_steps: of the whole training, for the schedule.
             max_norm: to which gradients are clipped; 0: they are not.
             has_fixed_gradients: whether the gradients are cleared in place, as views of them exist.
-            average: decay per step of the averaged weights; 0: none.
-            averaged: tensors of the model that are averaged.
-            copies: of one model, whose gradients are clipped by copy.
-            clipped_apart: parameters of each model in `parameters`, clipped by model.
+            copies: of one model, for their states.
             decay: for the only optimiser, which has none.
         """
         self.optimisers, self.number = optimisers, 0  # number of steps
         self._parameters, self._schedule, self._num_steps, self._max_norm = parameters, schedule, num_steps, max_norm
         self._rates = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
         self._has_fixed_gradients = has_fixed_gradients
-        self._average, self._averaged = average, averaged if average else ()
-        self._averages = [tensor.clone() for tensor in self._averaged]
         self._copies, self._decay = copies, decay
-        self._clipped = clipped_apart or [parameters] if copies is None else copies.views(parameters)
         clipped = set(map(id, parameters))
         groups = [group for optimiser in optimisers for group in optimiser.param_groups]
         self._unclipped = [each for group in groups for each in group["params"] if id(each) not in clipped]
@@ -173,8 +156,7 @@ class Steps:
             parameter.grad.zero_()
         result = differentiate()
         self.number += 1
-        norms = [nn.utils.clip_grad_norm_(each, self._max_norm) for each in self._clipped if self._max_norm]
-        return result, norms[0] if len(norms) == 1 else None
+        return result, nn.utils.clip_grad_norm_(self._parameters, self._max_norm) if self._max_norm else None
 
     def check_gradients(self, norm: Tensor | None) -> None:
         """Raise FloatingPointError unless all gradients are finite.
@@ -188,7 +170,7 @@ class Steps:
                 raise FloatingPointError(f"expected a gradient with a finite norm, got {value}")
 
     def update(self, done: float = 0.0) -> None:
-        """Update parameters and averages, with the learning rates after a share of the training."""
+        """Update the parameters, with the learning rates after a share of the training."""
         if self._schedule is not None:
             factor = self._schedule.factor(done)
             for optimiser, rates in zip(self.optimisers, self._rates, strict=True):
@@ -198,32 +180,12 @@ class Steps:
             self._decay.apply(self.optimisers[0].param_groups[0]["lr"])
         for optimiser in self.optimisers:
             optimiser.step()
-        if self._averages:
-            # The first averages are short: the initial weights count little.
-            update_average(self._averages, self._averaged, decay=min(self._average, self.number / (self.number + 10)))
-
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        """Give the model its averaged weights inside the context; without averages, nothing changes."""
-        weights = self.finish()
-        yield
-        self._set_weights(weights)
-
-    def finish(self) -> list[Tensor]:
-        """Leave the model with its averaged weights and return the others, with which a training continues."""
-        weights = [tensor.clone() for tensor in self._averaged]
-        self._set_weights(self._averages)
-        return weights
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tensors and plain containers, without the weights of a model that has no averages.
-
-        Call it before `finish`.
-        """
+        """Return tensors and plain containers, without the weights of the model."""
         return {
             "step": self.number,
             "optimisers": [{"state": optimiser.state_dict()["state"]} for optimiser in self.optimisers],
-            "weights": [tensor.clone() for tensor in self._averaged],
         }
 
     def states_of_copies(self) -> list[dict[str, Any]]:
@@ -235,25 +197,16 @@ class Steps:
             for each in state["optimisers"]
         ]
         return [
-            {
-                "step": self.number,
-                "optimisers": [{"state": map_tensors(partial(_row, k), each)} for each in flats],
-                "weights": [_row(k, part(value, i)) for i, value in enumerate(state["weights"])],
-            }
+            {"step": self.number, "optimisers": [{"state": map_tensors(partial(_row, k), each)} for each in flats]}
             for k in range(self._copies.num)
         ]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a copy of the result of `state_dict`, for a model with its averaged weights."""
+        """Restore a copy of the result of `state_dict`."""
         self.number = state["step"]
         for optimiser, content in zip(self.optimisers, state["optimisers"], strict=True):
             values = copy.deepcopy(content["state"])
             optimiser.load_state_dict({**optimiser.state_dict(), "state": values})
-        self._set_weights(state["weights"])
-
-    def _set_weights(self, values: Sequence[Tensor]) -> None:
-        for tensor, value in zip(self._averaged, values, strict=True):
-            tensor.copy_(value)
 
 
 def flat_steps(
@@ -262,15 +215,13 @@ def flat_steps(
     *,
     schedule: Schedule,
     num_steps: int,
-    max_norm: float = 0.0,
-    average: float = 0.0,
     memory_format: str = "contiguous",
     num_copies: int = 1,
 ) -> Steps:
     """Return the steps of a model whose parameters and gradients become views of flat tensors.
 
     Updating dozens of small tensors as one saves a sixth of the training time of a small model. Norms and biases have
-    no weight decay; the averages include the buffers. The parameters share one dtype and device. Kernels of images and
+    no weight decay. The parameters share one dtype and device. Kernels of images and
     signals get the memory format, which convolutions pass on to their outputs. With several copies of one model, see
     `StackedModel`, each takes the steps that it takes alone.
     """
@@ -293,10 +244,7 @@ def flat_steps(
         flats,
         schedule=schedule,
         num_steps=num_steps,
-        max_norm=max_norm,
         has_fixed_gradients=True,
-        average=average,
-        averaged=[*(flat.detach() for flat in flats), *(each for each in model.buffers() if each.is_floating_point())],
         copies=Copies(num_copies, sizes) if num_copies > 1 else None,
     )
 

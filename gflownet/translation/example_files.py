@@ -49,7 +49,7 @@ class Example(NamedTuple):
     """A file as numbers."""
 
     values: np.ndarray  # [C, H, W], [C, T] or [C, D, H, W] float32
-    about: Sequence[str] = ()  # what was changed, and units, each counted in the account
+    about: Sequence[str] = ()  # what was changed, and units, each counted in the summary
     rate: int = 0  # samples per second of a sound
 
 

@@ -188,7 +188,7 @@ class TableColumns:
         rows = [*((c.name, left_out.get(c.kind, "") + c.words) for c in self.columns)]
         return [*rows, (self.target.name or "target", target)]
 
-    def account(self) -> Iterator[str]:
+    def summary(self) -> Iterator[str]:
         """Yield the table of columns as lines; numbers without gaps share one."""
         rows = [row for row in self.words() if row[1] != "number"]
         width = max(len(name) for name, _ in rows)

@@ -15,6 +15,4 @@ from .proxy import Proxy as Proxy
 from .server import Merger as Merger
 from .server import ProxyServer as ProxyServer
 from .server import Served as Served
-from .transport import BufferTransport as BufferTransport
-from .transport import PickleTransport as PickleTransport
 from .transport import make_transport as make_transport

@@ -1,6 +1,6 @@
 """Serialization of messages, and memory shared by two processes: written by one side, read in place by the other.
 
-Dense tensors of a message are separated from the rest, or everything is in one pickle.
+Dense tensors of a message are separated from the rest, a pickle.
 """
 
 from __future__ import annotations
@@ -47,6 +47,15 @@ class Packed:
     offsets: list[int]  # byte offset of each tensor, aligned
     num_bytes: int  # of all tensors with alignment
 
+    def store(self, memory: Tensor) -> None:
+        """Write the tensors into memory of at least `num_bytes`."""
+        start = memory.data_ptr()
+        for tensor, offset in zip(self.tensors, self.offsets, strict=True):
+            if tensor.is_cpu:  # memmove takes a quarter of the time of a view and a copy
+                ctypes.memmove(start + offset, tensor.data_ptr(), tensor.nbytes)
+            else:
+                memory[offset : offset + tensor.nbytes].view(tensor.dtype).copy_(tensor.flatten())
+
 
 def pack(message: Any) -> Packed:
     """Split a message (anything that pickle can handle) into structure and dense tensors.
@@ -68,30 +77,11 @@ def unpack(structure: bytes | memoryview, read: Reader) -> Any:
     return pickle.loads(structure, buffers=repeat(read))
 
 
-def dumps(message: Any) -> bytes:
-    """Return a message as one pickle.
-
-    Raises:
-        MessageError: it cannot be pickled, or requires a gradient.
-    """
-    stream = io.BytesIO()
-    try:
-        _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
-    except Exception as error:
-        raise _unsendable(message, error) from error
-    return stream.getvalue()
-
-
 def map_tensors(message: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Return a copy of a message with the function applied to every dense tensor."""
     packed = pack(message)
     tensors = map(function, packed.tensors)
     return unpack(packed.structure, lambda *_: next(tensors))
-
-
-def to_device(message: Any, device: torch.device) -> Any:
-    """Return the message with its tensors on the device."""
-    return message if device.type == "cpu" else map_tensors(message, lambda tensor: tensor.to(device))
 
 
 def _refuse_grad(tensor: Tensor) -> None:
@@ -100,18 +90,6 @@ def _refuse_grad(tensor: Tensor) -> None:
             f"expected a tensor without a gradient, got one of shape {list(tensor.shape)} that requires one (gradients "
             "do not cross processes: detach() it)"
         )
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles a dense tensor on the CPU, without the rest of the storage that it is a slice of."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Tensor):
-            _refuse_grad(obj)
-            if type(obj) is Tensor and obj.layout is torch.strided:
-                is_slice = obj.is_cuda or obj.untyped_storage().nbytes() > obj.nbytes
-                return (obj.cpu().clone() if is_slice else obj).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return NotImplemented
 
 
 class _Packer(pickle.Pickler):
@@ -287,16 +265,16 @@ class SharedPinnedBuffer:
         self._memory, self._typed = torch.empty(0, dtype=torch.uint8), []
 
     def write(self, message: Any) -> bytes:
-        """Store the tensors of a message and return its structure, which the reader needs too.
+        """Store the tensors of a message, or of a `Packed` one, and return its structure, which the reader needs too.
 
         Raises:
             MessageTooLarge: it does not fit; the buffer is unchanged.
             MessageError: it cannot be sent at all.
         """
-        packed, memory = pack(message), self._memory
+        packed, memory = message if isinstance(message, Packed) else pack(message), self._memory
         if packed.num_bytes > len(memory):
             raise MessageTooLarge(packed.num_bytes, len(memory))
-        _store(packed, memory)
+        packed.store(memory)
         return _HEADER.pack(packed.num_bytes) + packed.structure
 
     def view(self, structure: bytes | memoryview) -> Any:
@@ -311,17 +289,12 @@ class SharedPinnedBuffer:
     def transfer(self, structure: bytes | memoryview, device: torch.device) -> Any:
         """Return the message with its tensors on a device, moved there in one copy."""
         (num_used,) = _HEADER.unpack_from(structure)
-        memory = self._memory[:num_used].to(device)
-        return unpack(structure[_HEADER.size :], _reader([memory.view(dtype) for dtype in DTYPES]))
+        return unpack(structure[_HEADER.size :], reader_of(self._memory[:num_used].to(device)))
 
 
-def _store(packed: Packed, memory: Tensor) -> None:
-    start = memory.data_ptr()
-    for tensor, offset in zip(packed.tensors, packed.offsets, strict=True):
-        if tensor.is_cpu:  # memmove takes a quarter of the time of a view and a copy
-            ctypes.memmove(start + offset, tensor.data_ptr(), tensor.nbytes)
-        else:
-            memory[offset : offset + tensor.nbytes].view(tensor.dtype).copy_(tensor.flatten())
+def reader_of(memory: Tensor) -> Reader:
+    """Return the reader of tensors that view memory, in bytes."""
+    return _reader([memory.view(dtype) for dtype in DTYPES])
 
 
 def _reader(typed: list[Tensor]) -> Reader:

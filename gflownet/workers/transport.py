@@ -1,4 +1,4 @@
-"""Message channels between the main process and a worker: shared buffers or pickles."""
+"""Message channels between the main process and a worker: with shared buffers for tensors, or without."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pickle
 import socket
 import warnings
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -17,31 +16,44 @@ from typing import Any
 
 import torch
 
-from gflownet.workers.packing import MessageError, MessageTooLarge, SharedPinnedBuffer, dumps, to_device
+from gflownet.workers.packing import (
+    ALIGNMENT,
+    MessageError,
+    MessageTooLarge,
+    SharedPinnedBuffer,
+    pack,
+    reader_of,
+    unpack,
+)
 from gflownet.workers.process import CPU
 
-_NATIVE, _PICKLED = b"n", b"p"  # first byte of a frame: encoded by the channel, or pickled as a fallback
+_SHARED, _IN_PIPE = b"s", b"p"  # first byte of a frame: where the tensors of its message are
 
 
-class Fallback(Exception):  # noqa: N818
-    """A message that its channel cannot encode, sent as a pickle instead; the text has the reason and the remedy."""
-
-
-class Channel(ABC):
-    """One end of a pipe: sends and receives messages, as pickles where its encoding fails.
+class Channel:
+    """One end of a pipe: sends and receives messages, whose tensors are in shared buffers or in the pipe, too.
 
     One thread of one process at a time may use it.
 
     Args:
         connection: this end of the pipe.
         device: of received tensors.
-        on_fallback: called with the reason when a message was pickled instead; None in a worker.
+        buffers: for sent and for received tensors; none: they are in the pipe.
+        reason: why there are none, where there should be some.
+        on_fallback: called with the reason when tensors were in the pipe instead of a buffer; None in a worker.
     """
 
     def __init__(
-        self, connection: Connection, device: torch.device, on_fallback: Callable[[str], None] | None = None
+        self,
+        connection: Connection,
+        device: torch.device,
+        buffers: Sequence[SharedPinnedBuffer] = (),
+        *,
+        reason: str = "",
+        on_fallback: Callable[[str], None] | None = None,
     ) -> None:
-        self.connection, self._device, self._on_fallback = connection, device, on_fallback
+        self.connection, self._device, self._buffers = connection, device, buffers
+        self._reason, self._on_fallback = reason, on_fallback
 
     def send(self, message: Any) -> None:
         """Send a message.
@@ -54,12 +66,17 @@ class Channel(ABC):
 
     def encode(self, message: Any) -> bytes:
         """Return the frame that `send` would write. Raises MessageError like `send`."""
-        try:
-            return _NATIVE + self._encode(message)
-        except Fallback as reason:
-            frame = _PICKLED + dumps((str(reason), message))
-            self._report(str(reason))
-            return frame
+        packed, reason = pack(message), self._reason
+        if self._buffers:
+            try:
+                return _SHARED + self._buffers[0].write(packed)
+            except MessageTooLarge as error:
+                advice = f"larger ones are pickled; set mp_buffer_size={2 * error.num_bytes}"
+                reason = f"mp_buffer_size={error.capacity}: {error}; {advice}"
+        content = bytearray(packed.num_bytes or ALIGNMENT)
+        packed.store(torch.frombuffer(content, dtype=torch.uint8))
+        self._report(reason)
+        return _IN_PIPE + pickle.dumps((reason, packed.structure, content))
 
     def receive(self) -> Any:
         """Return the next message with its own copies of the tensors.
@@ -68,147 +85,68 @@ class Channel(ABC):
             EOFError, OSError: the peer closed the connection.
             MessageError: the received bytes cannot be read.
         """
-        return self._read(self._decode)
+        return self._read(copies=True)
 
     def view(self) -> Any:
         """Return the next message like `receive`; tensors may view the sender's memory until the reply is sent."""
-        return self._read(self._view)
+        return self._read(copies=False)
 
     def close(self) -> None:
         """Close the pipe and release the memory behind it."""
         self.connection.close()
+        for buffer in self._buffers:
+            buffer.close()
 
-    @abstractmethod
-    def _encode(self, message: Any) -> bytes:
-        """Return the bytes to send; raise MessageError, or Fallback if the message has to be pickled."""
-
-    @abstractmethod
-    def _decode(self, frame: memoryview) -> Any:
-        """Return the message with its own copies of the tensors."""
-
-    @abstractmethod
-    def _view(self, frame: memoryview) -> Any:
-        """Return the message; its tensors may view the sender's memory."""
-
-    def _read(self, decode: Callable[[memoryview], Any]) -> Any:
+    def _read(self, *, copies: bool) -> Any:
         frame = memoryview(self.connection.recv_bytes())
         try:
-            if frame[:1] == _NATIVE:
-                return decode(frame[1:])
-            reason, message = pickle.loads(frame[1:])
+            if frame[:1] == _SHARED:
+                buffer = self._buffers[1]
+                if self._device.type != "cpu":
+                    return buffer.transfer(frame[1:], self._device)
+                return buffer.read(frame[1:]) if copies else buffer.view(frame[1:])
+            reason, structure, content = pickle.loads(frame[1:])
+            message = unpack(structure, reader_of(torch.frombuffer(content, dtype=torch.uint8).to(self._device)))
         except Exception as error:  # any error of a foreign class in its __setstate__
             raise MessageError(f"expected a readable message, got {error!r}") from error
         self._report(reason)
-        return to_device(message, self._device)
+        return message
 
     def _report(self, reason: str) -> None:
-        if self._on_fallback is not None:
+        if reason and self._on_fallback is not None:
             self._on_fallback(reason)
 
 
-class _BufferChannel(Channel):
-    def __init__(self, outgoing: SharedPinnedBuffer, incoming: SharedPinnedBuffer, *end: Any) -> None:
-        super().__init__(*end)
-        self._outgoing, self._incoming = outgoing, incoming
+class Transport:
+    """How messages travel, chosen once per run.
 
-    def _encode(self, message: Any) -> bytes:
-        try:
-            return self._outgoing.write(message)
-        except MessageTooLarge as error:
-            advice = f"larger ones are pickled; set mp_buffer_size={2 * error.num_bytes}"
-            raise Fallback(f"mp_buffer_size={self._outgoing.num_bytes}: {error}; {advice}") from error
+    Args:
+        num_bytes: capacity of each of the two shared buffers of a channel, for the tensors of one message
+            (`mp_buffer_size`); None: all tensors are in the pipe (`pickle_mp_messages`).
+    """
 
-    def _decode(self, frame: memoryview) -> Any:
-        is_cpu = self._device.type == "cpu"
-        return self._incoming.read(frame) if is_cpu else self._incoming.transfer(frame, self._device)
+    def __init__(self, num_bytes: int | None) -> None:
+        self.num_bytes, self._has_warned = num_bytes, False
 
-    def _view(self, frame: memoryview) -> Any:
-        is_cpu = self._device.type == "cpu"
-        return self._incoming.view(frame) if is_cpu else self._incoming.transfer(frame, self._device)
-
-    def close(self) -> None:
-        super().close()
-        self._outgoing.close()
-        self._incoming.close()
-
-
-class _PickleChannel(Channel):
-    def _encode(self, message: Any) -> bytes:
-        return dumps(message)
-
-    def _decode(self, frame: memoryview) -> Any:
-        return to_device(pickle.loads(frame), self._device)
-
-    _view = _decode
-
-
-class _NoBufferChannel(_PickleChannel):
-    """Channel of a process whose buffers were refused by the system."""
-
-    def __init__(self, reason: str, *end: Any) -> None:
-        super().__init__(*end)
-        self._reason = reason
-
-    def _encode(self, message: Any) -> bytes:
-        raise Fallback(self._reason)
-
-
-class Transport(ABC):
-    """How messages travel, chosen once per run."""
-
-    def __init__(self) -> None:
-        self._has_warned = False
-
-    @abstractmethod
     def open(self, connection: Connection) -> tuple[Channel, Sequence[SharedPinnedBuffer]]:
         """Return the channel of a process that connects, and the buffers that the other end needs too."""
+        buffers, reason = list[SharedPinnedBuffer](), ""
+        try:
+            buffers = [SharedPinnedBuffer(self.num_bytes) for _ in range(2)] if self.num_bytes is not None else []
+        except (OSError, RuntimeError) as error:
+            reason = f"mp_buffer_size={self.num_bytes}: no shared memory, messages are pickled: {error!r}"
+        return Channel(connection, CPU, buffers, reason=reason), buffers
 
-    @abstractmethod
     def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
         """Return the other end of a channel, given the descriptors of its buffers and the device of its messages."""
+        buffers = [SharedPinnedBuffer(self.num_bytes or 0, device, descriptor=each) for each in reversed(descriptors)]
+        return Channel(connection, device, buffers, on_fallback=self.warn_once)
 
     def warn_once(self, reason: str) -> None:
-        """Warn about the first message of a run that is pickled instead."""
+        """Warn about the first message of a run whose tensors were in the pipe instead of a buffer."""
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(reason, stacklevel=2)
-
-
-class PickleTransport(Transport):
-    """Messages as pickles in the pipe (`pickle_mp_messages`)."""
-
-    def open(self, connection: Connection) -> tuple[Channel, Sequence[SharedPinnedBuffer]]:
-        return _PickleChannel(connection, CPU), ()
-
-    def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
-        return _PickleChannel(connection, device, self.warn_once)
-
-
-class BufferTransport(Transport):
-    """Tensors in two shared buffers per channel, allocated once; the pipe carries only their layout.
-
-    Args:
-        num_bytes: capacity for the tensors of one message (`mp_buffer_size`).
-    """
-
-    def __init__(self, num_bytes: int) -> None:
-        super().__init__()
-        self.num_bytes = num_bytes
-
-    def open(self, connection: Connection) -> tuple[Channel, Sequence[SharedPinnedBuffer]]:
-        try:
-            outgoing, incoming = (SharedPinnedBuffer(self.num_bytes) for _ in range(2))
-        except (OSError, RuntimeError) as error:
-            reason = f"mp_buffer_size={self.num_bytes}: no shared memory, messages are pickled: {error!r}"
-            return _NoBufferChannel(reason, connection, CPU), ()
-        return _BufferChannel(outgoing, incoming, connection, CPU), (outgoing, incoming)
-
-    def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
-        end = connection, device, self.warn_once
-        if not descriptors:
-            return _PickleChannel(*end)
-        buffers = [SharedPinnedBuffer(self.num_bytes, device, descriptor=each) for each in descriptors]
-        return _BufferChannel(*reversed(buffers), *end)
 
 
 class Address:
@@ -303,5 +241,5 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def make_transport(*, buffer_size: int | None, pickle_messages: bool) -> Transport:
-    """Return the transport for the options `mp_buffer_size` and `pickle_mp_messages`; pickles without a buffer."""
-    return PickleTransport() if pickle_messages or buffer_size is None else BufferTransport(buffer_size)
+    """Return the transport for the options `mp_buffer_size` and `pickle_mp_messages`."""
+    return Transport(None if pickle_messages else buffer_size)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from gfnx.utils.rollout import forward_rollout, forward_trajectory_log_probs
-from json_lines import serve
+from process import serve
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -93,3 +95,15 @@ class PeerProcess:
         if "error" in reply:
             raise PeerError(f"{self._name}: {reply['error']}")
         return reply
+
+
+def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer each line of the input with one line, `{"error": ...}` after an exception."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # library output is not an answer
+    logging.disable(logging.WARNING)
+    for line in sys.stdin:
+        try:
+            result = handle(json.loads(line))
+        except Exception as error:  # reported by the other process
+            result = {"error": f"{type(error).__name__}: {(str(error) or repr(error)).splitlines()[0]}"}
+        print(json.dumps(result), file=answers, flush=True)

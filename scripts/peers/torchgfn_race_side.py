@@ -23,7 +23,7 @@ from gfn.gym import BitSequence, HyperGrid
 from gfn.preprocessors import KHotPreprocessor, Preprocessor
 from gfn.samplers import Sampler
 from gfn.utils.modules import MLP, DiscreteUniform
-from json_lines import serve
+from process import serve
 from torch import Tensor
 
 

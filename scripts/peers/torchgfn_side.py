@@ -21,7 +21,7 @@ from gfn.estimators import DiscreteGraphPolicyEstimator
 from gfn.gflownet.trajectory_balance import TBGFlowNet
 from gfn.gym.graph_building import GraphBuilding
 from gfn.utils.modules import GraphActionGNN
-from json_lines import serve
+from process import serve
 
 LEARNING_RATE, LEARNING_RATE_LOG_Z = 1e-3, 5e-2  # of torchgfn's tutorial train_graph_triangle.py
 # A training step needs memory in proportion to the square of its states (pad_sequence, backward): at width 64 and 13

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gflownet.autodiff.functions import PRIMITIVES, Constant, Function, X
-from gflownet.autodiff.node_checks import shortened
+from gflownet.autodiff.tokens import shortened
 
 NAMES = (*PRIMITIVES, "sqrt", "neg", "reciprocal", "square", "cube", "power(2.5)", "power(-3)", "power(4)")
 COMPOSED = (

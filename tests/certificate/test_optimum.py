@@ -10,9 +10,9 @@ import torch
 
 from gflownet.certificate.result import Check, EstimatedCertificate
 from gflownet.certificate.words import CONVERGED, _content, errors, findings, has_converged, sentence
-from gflownet.data import sampler
+from gflownet.evaluation.statistics import Interval
+from gflownet.learning import sampler
 from gflownet.mdp.action import ActionBatch, GraphActionType
-from gflownet.metrics.statistics import Interval
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.detailed_balance import DetailedBalance

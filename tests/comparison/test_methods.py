@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gflownet.comparison.plan import Method, check_overrides, read_method, read_methods
+from gflownet.cli.comparison import Method, check_overrides, read_method, read_methods
 from gflownet.errors import UserError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gflownet.cli.compare import main, parse
-from gflownet.comparison.plan import Plan
+from gflownet.cli.comparison import Plan
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.files import locked_folder
 from gflownet.records.status import STATUS_NAME, RunState, read_status

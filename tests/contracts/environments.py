@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from gflownet.envs.cell_networks import Cell, SlotCosts
-from gflownet.envs.cells import CellEnv, CellsContext, CostCaps
+from gflownet.envs.cell_networks import Cell
+from gflownet.envs.cells import CellsContext, cell_env
+from gflownet.envs.choice_limits import ListedSettings, SummedCosts
 from gflownet.envs.choice_places import read_places
-from gflownet.envs.choices import CappedSettings, ChoicesEnv
+from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellsEnvConfig, EnvConfig, RecurrentStackConfig
 from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
@@ -15,11 +16,10 @@ from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.typed import OperationCost
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
 from gflownet.operations.tensor_shape import Shape
-from tasks.catalogue_space import CatalogueEnv
+from tasks.catalogue import CatalogueEnv
 from tasks.recurrent_stacks import RecurrentStackEnv
 
 
@@ -60,7 +60,7 @@ def choices() -> ChoicesEnv:
 def capped_choices() -> ChoicesEnv:
     """Settings with an even number of odd positions: no cap on a sum of costs is as hard to reach."""
     places = read_places(PLACES)
-    return ChoicesEnv(places, CappedSettings(tuple(s for s in places.settings() if parity(s) == 0)))
+    return ChoicesEnv(places, ListedSettings(places, tuple(s for s in places.settings() if parity(s) == 0)))
 
 
 def parity(setting: Mapping[str, Any]) -> int:
@@ -68,13 +68,11 @@ def parity(setting: Mapping[str, Any]) -> int:
     return sum(values[name].index(value) for name, value in setting.items()) % 2
 
 
-def capped_cells() -> CellEnv:
+def capped_cells(caps: tuple[int | None, int | None] = (17, 20)) -> ChoicesEnv:
     """Layers with equal and with different costs, and two caps of which neither implies the other."""
-    layer = (OperationCost(0, 0), OperationCost(3, 1), OperationCost(1, 4))
-    costs = SlotCosts(
-        OperationCost(10, 10), (layer, layer, layer, (OperationCost(2, 2), OperationCost(5, 1), layer[2]))
-    )
-    return CellEnv(Cell(("a", "b", "c", "d"), ("none", "conv", "pool")), CostCaps(costs, 17, 20))
+    layer = ((0, 0), (3, 1), (1, 4))
+    costs = SummedCosts((10, 10), (layer, layer, layer, ((2, 2), (5, 1), (1, 4))), caps)
+    return cell_env(Cell(("a", "b", "c", "d"), ("none", "conv", "pool")), costs)
 
 
 def tensor_graphs(**changes) -> TensorGraphEnv:
@@ -244,7 +242,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     ),
     "hypergrid": lambda: HypergridEnv(3, 4),
     "bit_sequence": lambda: BitSequenceEnv(6, 2),
-    "cells": lambda: CellEnv(Cell(("a", "b", "c", "d"), ("none", "skip", "conv"))),
+    "cells": lambda: cell_env(Cell(("a", "b", "c", "d"), ("none", "skip", "conv"))),
     "cells_capped": capped_cells,
     "cells_nb101": lambda: cells("nb101", max_vertices=4),
     "choices": choices,

@@ -7,7 +7,7 @@ import pytest
 from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
 from gflownet.mdp.states import Attribute
 from gflownet.testing import EnvironmentContract
-from tasks.catalogue_space import CatalogueEnv
+from tasks.catalogue import CatalogueEnv
 from tests.contracts.environments import CONVOLUTIONS, ENVIRONMENTS, operation_graphs, recurrent_stacks, tensor_graphs
 from tests.oracles.networkx_states import oracle_of, search_classes
 

@@ -29,12 +29,7 @@ from tests.toy_tasks import RewardsHiddenNodes
 
 # Small populations, so that each method does more than propose random architectures.
 OPTIONS = {"evolution": ["search.options.population=4", "search.options.tournament=2"]}
-SHARED = (
-    "search.num_initial=4",
-    "search.proposals.updates_per_evaluation=0.5",
-    "search.proposals.num_mutations=8",
-    "search.proposals.num_sampled=8",
-)
+SHARED = ("search.num_initial=4", "search.proposals.updates_per_evaluation=0.5", "search.proposals.num_mutations=8")
 GRAPHS = (
     f"task=tests.toy_tasks:{RewardsHiddenNodes.__name__}",
     "env.name=computation_graph",

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from sphinx_site import options
 
-from gflownet.cli.arguments import COMMANDS
 from gflownet.config import OPTIONS
+from gflownet.terminal.arguments import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages about earlier states of the project.

@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config
+from gflownet.envs.choice_limits import ListedSettings
 from gflownet.envs.choice_places import Places, read_places
-from gflownet.envs.choices import CappedSettings, ChoicesContext, ChoicesEnv
+from gflownet.envs.choices import ChoicesContext, ChoicesEnv
 from gflownet.envs.config import ChoicesConfig, EnvConfig
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
@@ -57,7 +58,7 @@ def test_num_settings_of_a_large_space():
 @pytest.mark.parametrize("make_env", [choices, capped_choices])
 def test_choices_env_terminal_objects_are_the_settings(make_env):
     env = make_env()
-    expected = [s for s in brute_force_settings(env.places) if env.capped is None or parity(s) == 0]
+    expected = [s for s in brute_force_settings(env.places) if env.limits is None or parity(s) == 0]
     graph = enumerate_states(env)
     objects = [env.terminal(graph.states, i) for i in graph.terminal.tolist()]
     assert {x.canonical_key() for x in objects} == {Assignment.of(s).canonical_key() for s in expected}
@@ -197,9 +198,9 @@ def test_choices_env_invalid_caps_raise(cost_module, options, message):
 
 
 def test_capped_settings_progress_is_logged(cost_module, monkeypatch, caplog):
-    monkeypatch.setattr("gflownet.envs.choices._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("gflownet.envs.choice_limits._SECONDS_BETWEEN_LINES", 0.0)
     with caplog.at_level(logging.INFO):
-        CappedSettings.of(read_places(_SIZES), ChoicesConfig(cost="choice_costs:by_size"))
+        ListedSettings.within(read_places(_SIZES), ChoicesConfig(cost="choice_costs:by_size"))
     assert "costs of 6 of 6 settings" in caplog.text
 
 

@@ -95,22 +95,6 @@ def test_input_order_matters_for_concat_but_not_for_sum():
         assert bool(first.equals(second)) == (num == 1)
 
 
-def test_edge_budget_keeps_edges_for_unconnected_nodes():
-    """Two inputs, one output, three edges: after a hidden node, two edges remain for two nodes without out-edges."""
-    env = computation_graphs(
-        input_sizes=(3, 2), activations=("relu",), aggregations=("sum",), hidden_sizes=(4,), max_edges=3
-    )
-    states = build(env, hidden(0))
-    for illegal in (edge(0, 2), GraphAction(Kind.Stop)):
-        with pytest.raises(IllegalAction, match=r"at most 3 edges|every node must lead to an output"):
-            env.step(states, env.encode_batch([illegal]))
-    env.step(states, env.encode_batch([edge(1, 3)]))  # uses the second input, so one edge suffices
-    larger_budget = computation_graphs(
-        input_sizes=(3, 2), activations=("relu",), aggregations=("sum",), hidden_sizes=(4,), max_edges=4
-    )
-    build(larger_budget, hidden(0), edge(0, 2))
-
-
 def test_recurrent_edges_allow_cycles_and_self_loops():
     env = computation_graphs(
         activations=("relu",),
@@ -140,12 +124,6 @@ def test_recurrent_edges_allow_cycles_and_self_loops():
 def test_computation_graph_env_invalid_arguments_raise(changes, message):
     with pytest.raises(ValueError, match=message):
         computation_graphs(**changes)
-
-
-def test_computation_graphs_without_hidden_nodes_are_bipartite():
-    env = computation_graphs(input_sizes=(3, 2), output_sizes=(2, 4), max_hidden_nodes=0, max_edges=4)
-    graph = enumerate_states(env)
-    assert len(graph.terminal) == 7  # 2x2 bipartite graphs without isolated nodes
 
 
 def test_computation_graph_context_from_config():
@@ -196,10 +174,3 @@ def test_foreign_graph_off_the_paths_raises(edges, message):
         graph.add_edge(source, target, attributes={"is_recurrent": True} if is_recurrent else {})
     with pytest.raises(ValueError, match=f"graph 0: {message}"):
         env.states_of([graph])
-
-
-def test_hidden_node_leaves_edges_for_outputs():
-    env = computation_graphs(output_sizes=(2, 2, 2), max_edges=3)
-    with pytest.raises(IllegalAction, match="at most 3 edges, and every node must still be joined to an output"):
-        build(env, hidden(0))
-    build(computation_graphs(output_sizes=(2, 2, 2), max_edges=4), hidden(0))

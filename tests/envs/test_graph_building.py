@@ -24,26 +24,14 @@ class Shouting(GraphBuildingEnv):
 
 
 def test_coloured_graph_context_from_config():
-    env = context_of(colours=["a", "b"], max_nodes=4).env
+    env = context_of(max_nodes=4).env
     assert isinstance(env, GraphBuildingEnv)
     assert not env.vocabulary.directed
     graph = enumerate_states(env)
     terminal = graph.states[graph.terminal]
     assert len(terminal) == 65
     assert env.is_readable(terminal)
-    assert not Shouting(["a", "b"], max_nodes=4).is_readable(terminal), "colours that `describe` does not know"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"colours": []}, r"env\.coloured_graph\.colours: expected 1 to 127 distinct colours, got \[\]"),
-        ({"colours": ["red", "red"]}, r"env\.coloured_graph\.colours: expected 1 to 127 distinct colours, got"),
-    ],
-)
-def test_coloured_graph_invalid_options_raise(options, message):
-    with pytest.raises(ValueError, match=message):
-        context_of(**options)
+    assert not Shouting(["red", "blue"], max_nodes=4).is_readable(terminal), "colours that `describe` does not know"
 
 
 Kind = GraphActionType

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.envs.config import EnvConfig, LabelledDAGConfig
-from gflownet.envs.graph_building import LabelledDAGContext, LabelledDAGEnv, parents_of
+from gflownet.envs.graph_building import LabelledDAGEnv, parents_of
 from gflownet.graphs.canonical import ColouredGraph
 
 
@@ -18,13 +17,6 @@ def test_labelled_dag_count_and_trivial_automorphisms(num_nodes, num_graphs):
     assert len(graph) == len(graph.terminal) == num_graphs
     assert bool((graph.num_automorphisms == 1).all())
     assert torch.equal(graph.num_backward, graph.level)
-
-
-def test_labelled_dag_context_from_config():
-    config = EnvConfig(labelled_dag=LabelledDAGConfig(num_nodes=3))
-    context = LabelledDAGContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=2)
-    assert context.env.vocabulary.node_types == ("0", "1", "2")
-    assert context.num_cond_dim == 2
 
 
 def test_parents_of_uses_node_names():

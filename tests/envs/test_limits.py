@@ -8,28 +8,23 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.data.sampler import uniform_states
-from gflownet.envs.cell_networks import Cell, SlotCosts
-from gflownet.envs.cells import CellEnv, CostCaps
+from gflownet.envs.choice_limits import ListedSettings
 from gflownet.envs.choice_places import read_places
-from gflownet.envs.choices import CappedSettings, ChoicesEnv
+from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
-from gflownet.graphs.typed import OperationCost, graph_cost
+from gflownet.graphs.typed import graph_cost
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.moves import Moves
 from gflownet.mdp.states import NO_LIMIT, GraphStates
 from gflownet.testing.contract import ContractError
 from gflownet.testing.environments import EnvironmentContract, random_walk
-from tests.contracts.environments import PLACES, operation_graphs
+from tests.contracts.environments import PLACES, capped_cells, operation_graphs
 
 
-def cells(parameters: int | None, multiply_adds: int | None) -> CellEnv:
-    layer = (OperationCost(0, 0), OperationCost(3, 1), OperationCost(1, 4))
-    last = (OperationCost(2, 2), OperationCost(5, 1), layer[2])
-    costs = SlotCosts(OperationCost(10, 10), (layer, layer, layer, last))
-    cell = Cell(("a", "b", "c", "d"), ("none", "conv", "pool"))
-    return CellEnv(cell, CostCaps(costs, parameters, multiply_adds))
+def cells(parameters: int | None, multiply_adds: int | None) -> ChoicesEnv:
+    return capped_cells((parameters, multiply_adds))
 
 
 def choices(parameters: int | None, multiply_adds: int | None) -> ChoicesEnv:
@@ -38,7 +33,7 @@ def choices(parameters: int | None, multiply_adds: int | None) -> ChoicesEnv:
     positions = [(s, [values[name].index(value) for name, value in s.items()]) for s in places.settings()]
     costs = [(s, (1 + sum(p), sum((i + 1) * (2 - x % 2) for i, x in enumerate(p)))) for s, p in positions]
     within = [(s, c) for s, c in costs if all(cap is None or x <= cap for x, cap in zip(c, caps, strict=True))]
-    return ChoicesEnv(places, CappedSettings(*map(tuple, zip(*within, strict=True)), caps))  # type: ignore[arg-type]
+    return ChoicesEnv(places, ListedSettings(places, *map(tuple, zip(*within, strict=True)), caps))  # type: ignore[arg-type]
 
 
 @cache

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gflownet.data.sampler import uniform_states
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.graphs.computation_graph import NodeType
 from gflownet.graphs.typed import graph_cost
+from gflownet.learning.sampler import uniform_states
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.translation import to_pytorch_model
 

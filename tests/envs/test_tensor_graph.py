@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-from collections.abc import Iterator
 
 import networkx as nx
 import pytest
@@ -20,8 +19,10 @@ from gflownet.mdp.action import ActionBatch, GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import Environment, IllegalAction, Rules
 from gflownet.mdp.states import GraphStates
+from gflownet.testing.environments import random_walk
 from tests.contracts.environments import tensor_graphs
 from tests.oracles.networkx_states import oracle_of, search_classes, to_networkx
+from tests.search.terminal_states import random_terminal_states
 
 SHAPES = {"A": (2, 3), "B": (3, 2), "v": (3,)}
 
@@ -34,23 +35,6 @@ def program(text: str) -> TensorProgram:
 def space(**changes) -> TensorGraphEnv:
     options = {"inputs": SHAPES, "functions": ("tanh", "exp"), "new_extents": (2,), "max_operations": 3, "max_rank": 4}
     return tensor_graphs(**{**options, **changes})
-
-
-def random_walk(env: Environment, *, num: int, seed: int) -> Iterator[tuple[GraphStates, ActionBatch]]:
-    """Yield the states and uniformly random actions of `num` trajectories, step by step."""
-    generator = torch.Generator().manual_seed(seed)
-    states = env.initial_states(num)
-    while len(states):
-        actions = env.forward_masks(states).sample_uniform(generator)
-        yield states, actions
-        is_stop = actions.kind == int(Kind.Stop)
-        states = env.step(states[~is_stop], actions[~is_stop])
-
-
-def terminal_states(env: Environment, *, num: int, seed: int) -> GraphStates:
-    """Return the terminal states of `num` uniformly random trajectories."""
-    walk = random_walk(env, num=num, seed=seed)
-    return GraphStates.cat([states[actions.kind == int(Kind.Stop)] for states, actions in walk])
 
 
 @pytest.mark.parametrize(
@@ -83,7 +67,7 @@ def test_tensor_program_equality_ignores_index_names_and_operand_order(first, se
 
 def test_tensor_program_round_trip_through_states_and_json():
     env = space()
-    states = terminal_states(env, num=40, seed=1)
+    states = random_terminal_states(env, 40, seed=1)
     programs = [env.terminal(states, i) for i in range(len(states))]
     restored = [program_of(candidate.node(), SHAPES) for candidate in programs]
     assert torch.equal(env.identify(env.states_of(restored)), env.identify(states))
@@ -94,7 +78,7 @@ def test_tensor_program_round_trip_through_states_and_json():
 
 def test_terminal_programs_contain_all_node_kinds():
     env = space()
-    states = terminal_states(env, num=100, seed=2)
+    states = random_terminal_states(env, 100, seed=2)
     kinds: set[type] = set()
     for i in range(len(states)):
         stack: list[Node] = [env.terminal(states, i).node()]
@@ -108,7 +92,7 @@ def test_terminal_programs_contain_all_node_kinds():
 def test_tensor_program_evaluates_stacked_examples_independently():
     """A leading batch axis gives the same result as one evaluation per example."""
     env = space()
-    states = terminal_states(env, num=20, seed=3)
+    states = random_terminal_states(env, 20, seed=3)
     generator = torch.Generator().manual_seed(0)
     values = {name: torch.randn(4, *shape, generator=generator).double() for name, shape in SHAPES.items()}
     for i in range(len(states)):
@@ -262,7 +246,7 @@ def test_read_inputs_invalid_text_raises(texts, message):
 
 
 def test_tensor_graph_context_from_config_and_node_features():
-    config = EnvConfig(tensor_graph=TensorGraphConfig(inputs=["A[2,3]"], new_extents=[5]))
+    config = EnvConfig(tensor_graph=TensorGraphConfig(inputs=["A[2,3]"]))
     context = TensorGraphContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=2)
     assert context.num_cond_dim == 2
     env = TensorGraphContext.build_env(config, input_sizes=(), output_sizes=())
@@ -271,10 +255,10 @@ def test_tensor_graph_context_from_config_and_node_features():
     assert facts.extent[0, :4].tolist() == [0, 2, 3, 0]
     assert facts.is_pending[0, :4].tolist() == [False, True, True, False]
     features = context.extra_node_features(states)
-    assert env.extents.tolist() == [2, 3, 5]
+    assert env.extents.tolist() == [2, 3]
     assert features.shape == (1, env.vocabulary.max_nodes, context.num_extra_node_features)
-    assert features[0, 1].tolist() == [1, 0, 0, 0, 1, 0, 0, 0]
-    assert features[0, 3].tolist() == [0, 0, 0, 1, 0, 1, 0, 0.5]
+    assert features[0, 1].tolist() == [1, 0, 0, 1, 0, 0, 0]
+    assert features[0, 3].tolist() == [0, 0, 1, 0, 1, 0, 0.5]
 
 
 def test_states_of_unsupported_program_raises():

@@ -34,19 +34,15 @@ def focus(*, num_objectives: int = 3, **options: Any) -> FocusConditional:
 
 
 @pytest.mark.parametrize("make", [preferences, focus])
-@pytest.mark.parametrize("alpha", [[1.0], [0.5, 2.0, 5.0]])
-def test_drawn_weights_have_the_moments_of_a_dirichlet_distribution(make, alpha):
+def test_sampled_weights_are_uniform_on_the_simplex(make):
     num = 20_000
-    drawn = make(alpha=alpha).sample(num, generator=generator())
+    drawn = make().sample(num, generator=generator())
     assert drawn.shape == (num, 3)
     assert drawn.dtype == torch.float32
     assert float(drawn.min()) >= 0
     assert torch.allclose(drawn.sum(1), torch.ones(num))
-    each = torch.tensor(alpha * 3 if len(alpha) == 1 else alpha)
-    mean = each / each.sum()
-    variance = mean * (1 - mean) / (each.sum() + 1)
-    assert torch.allclose(drawn.mean(0), mean, atol=float(5 * variance.max().sqrt() / num**0.5))
-    assert torch.allclose(drawn.var(0), variance, rtol=0.05)
+    assert torch.allclose(drawn.mean(0), torch.tensor(1 / 3), atol=5 * math.sqrt(1 / 18 / num))
+    assert torch.allclose(drawn.var(0), torch.tensor(1 / 18), rtol=0.05)
 
 
 @pytest.mark.parametrize("make", [preferences, focus])
@@ -96,33 +92,31 @@ def test_a_weight_of_0_forgives_a_utility_of_0():
     assert score.tolist() == pytest.approx([0.4, 0.0])
 
 
-def slow_coefficient(utilities: list[float], direction: list[float], *, cosim: float, limit_coef: float) -> float:
+def slow_coefficient(utilities: list[float], direction: list[float], *, cosim: float) -> float:
     length = math.hypot(*utilities) * math.hypot(*direction)
     cosine = sum(u * d for u, d in zip(utilities, direction, strict=True)) / length if length else 0.0
-    return cosine ** (math.log(limit_coef) / math.log(cosim)) if cosine >= cosim else 0.0
+    return cosine ** (math.log(0.1) / math.log(cosim)) if cosine >= cosim else 0.0
 
 
-@pytest.mark.parametrize(("cosim", "limit_coef"), [(0.9, 0.2), (0.98, 0.1), (0.6, 1.0)])
-def test_cones_against_a_loop(cosim, limit_coef):
-    conditional = focus(cosim=cosim, limit_coef=limit_coef)
+@pytest.mark.parametrize("cosim", [0.9, 0.98, 0.6])
+def test_cones_against_a_loop(cosim):
+    conditional = focus(cosim=cosim)
     utilities, directions = torch.rand(200, 3, generator=generator(3)), torch.rand(200, 3, generator=generator(4))
-    expected = [
-        slow_coefficient(u, d, cosim=cosim, limit_coef=limit_coef)
-        for u, d in zip(utilities.tolist(), directions.tolist(), strict=True)
-    ]
+    pairs = zip(utilities.tolist(), directions.tolist(), strict=True)
+    expected = [slow_coefficient(utility, direction, cosim=cosim) for utility, direction in pairs]
     assert 10 < sum(value > 0 for value in expected) < 190
     found = conditional.coefficient(utilities, directions)
     assert found.tolist() == pytest.approx(expected, rel=1e-4)
     assert torch.allclose(conditional.coefficient(3 * utilities, directions), found, rtol=1e-4)
 
 
-def test_a_cone_is_1_on_its_axis_limit_coef_on_its_surface_and_0_beyond():
-    conditional = focus(num_objectives=2, cosim=0.8, limit_coef=0.3)
+def test_cone_is_1_on_its_axis_a_tenth_on_its_surface_and_0_beyond():
+    conditional = focus(num_objectives=2, cosim=0.8)
     angle = math.acos(0.8)
     angles = [0.0, angle - 1e-4, angle + 1e-4]
     utilities = torch.tensor([[math.cos(a), math.sin(a)] for a in angles] + [[0.0, 0.0]])
     found = conditional.coefficient(utilities, torch.tensor([[1.0, 0.0]]).expand(4, 2))
-    assert found.tolist() == pytest.approx([1.0, 0.3, 0.0, 0.0], abs=1e-3)
+    assert found.tolist() == pytest.approx([1.0, 0.1, 0.0, 0.0], abs=1e-3)
 
 
 class TwoObjectives(GFNTask):
@@ -142,14 +136,14 @@ TEMPERATURE = ("cond.temperature.sample_dist", "cond.temperature.dist_params")
 
 
 def test_the_encoding_is_thermometer_preferences_focus():
-    task = TwoObjectives(config_with(CHOSEN, "cond.focus.use=true", "cond.temperature.num_thermometer_dim=3"))
+    task = TwoObjectives(config_with(CHOSEN, "cond.focus.use=true"))
     sample = task.sample_conditioning(20, generator=generator())
-    assert task.num_cond_dim == 7
-    assert sample.encoding.shape == (20, 7)
-    assert bool((sample.encoding[:, :3] == 0).all())  # a constant beta is encoded as zeros
-    for part in (sample.encoding[:, 3:5], sample.encoding[:, 5:]):
+    assert task.num_cond_dim == 12
+    assert sample.encoding.shape == (20, 12)
+    assert bool((sample.encoding[:, :8] == 0).all())  # a constant beta is encoded as zeros
+    for part in (sample.encoding[:, 8:10], sample.encoding[:, 10:]):
         assert torch.allclose(part.sum(1), torch.ones(20))
-    assert not torch.allclose(sample.encoding[:, 3:5], sample.encoding[:, 5:])
+    assert not torch.allclose(sample.encoding[:, 8:10], sample.encoding[:, 10:])
 
 
 def test_one_objective_draws_only_temperatures():
@@ -180,7 +174,7 @@ def test_the_log_reward_is_read_back_from_the_encoding(scalarisation, use_focus)
     for utility, beta, encoding in zip(utilities.tolist(), sample.beta.tolist(), sample.encoding.tolist(), strict=True):
         score = slow_score(scalarisation, utility, encoding[8:10])
         if use_focus:
-            score *= slow_coefficient(utility, encoding[10:12], cosim=0.7, limit_coef=0.1)
+            score *= slow_coefficient(utility, encoding[10:12], cosim=0.7)
         expected.append(beta * math.log(max(score, 0.01)))
     found = task.log_reward(utilities, Conditioning(sample.encoding, sample.beta))
     assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
@@ -189,11 +183,11 @@ def test_the_log_reward_is_read_back_from_the_encoding(scalarisation, use_focus)
 
 def test_a_chosen_conditioning_is_encoded_as_a_drawn_one_is():
     options = ["cond.temperature.sample_dist=uniform", "cond.temperature.dist_params=[0,8]"]
-    task = TwoObjectives(config_with(CHOSEN, *options, "cond.temperature.num_thermometer_dim=4", "cond.focus.use=true"))
-    given = {"beta": 5.0, "preferences": [3, 1], "focus": [0, 2]}
+    task = TwoObjectives(config_with(CHOSEN, *options, "cond.focus.use=true"))
+    given = {"beta": 2.5, "preferences": [3, 1], "focus": [0, 2]}
     chosen = task.override_conditioning(task.sample_conditioning(3, generator=generator()), **given)
-    assert chosen.encoding.tolist() == [[1.0, 1.0, 0.5, 0.0, 0.75, 0.25, 0.0, 1.0]] * 3
-    assert chosen.beta.tolist() == [5.0] * 3
+    assert chosen.encoding.tolist() == [[1.0, 1.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75, 0.25, 0.0, 1.0]] * 3
+    assert chosen.beta.tolist() == [2.5] * 3
 
 
 def test_utilities_follow_the_order_of_the_chosen_objectives():
@@ -332,8 +326,8 @@ CASES = [
 ]
 
 
-def conditional(sample_dist: str, dist_params: list[float], *, num_bins: int = 8) -> TemperatureConditional:
-    return TemperatureConditional(TemperatureConfig(sample_dist, dist_params, num_bins))  # type: ignore[arg-type]
+def conditional(sample_dist: str, dist_params: list[float]) -> TemperatureConditional:
+    return TemperatureConditional(TemperatureConfig(sample_dist, dist_params))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("sample_dist", "params", "mean", "deviation"), CASES)
@@ -359,7 +353,7 @@ def test_draws_depend_on_the_generator_alone(sample_dist, params, mean, deviatio
     assert torch.equal(draws[0], draws[4]) == torch.equal(draws[0], draws[1]) == (sample_dist == "constant")
 
 
-# distribution, parameters, beta at which the thermometer of four bins is full
+# distribution, parameters, beta at which the thermometer is full
 UPPER_ENDS = [
     ("uniform", [2.0, 8.0], 8.0),
     ("loguniform", [1.0, 16.0], 16.0),
@@ -370,16 +364,10 @@ UPPER_ENDS = [
 
 @pytest.mark.parametrize(("sample_dist", "params", "upper_end"), UPPER_ENDS)
 def test_the_thermometer_is_full_at_the_upper_end_of_its_distribution(sample_dist, params, upper_end):
-    shares = torch.tensor([0.0, 0.125, 0.625, 0.9375, 1.0, 1.5])
-    encoding = conditional(sample_dist, params, num_bins=4).encode(upper_end * shares)
-    assert encoding.tolist() == [
-        [0.0, 0.0, 0.0, 0.0],
-        [0.5, 0.0, 0.0, 0.0],
-        [1.0, 1.0, 0.5, 0.0],
-        [1.0, 1.0, 1.0, 0.75],
-        [1.0, 1.0, 1.0, 1.0],
-        [1.0, 1.0, 1.0, 1.0],
-    ]
+    shares = torch.tensor([0.0, 0.0625, 0.3125, 0.96875, 1.0, 1.5])
+    encoding = conditional(sample_dist, params).encode(upper_end * shares)
+    assert encoding.sum(1).tolist() == [0.0, 0.5, 2.5, 7.75, 8.0, 8.0]
+    assert encoding[2].tolist() == [1.0, 1.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_thermometer_of_an_unbounded_beta_stays_within_its_bins():

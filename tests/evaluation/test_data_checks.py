@@ -121,7 +121,7 @@ def test_equal_rows_are_in_one_split_or_refused(tmp_path, kind):
     assert len(make_task("table", path, "task_options.duplicates=keep").train) == 72
     task = make_task("table", path)
     assert any(
-        "90 of 120 rows are equal to another one in all inputs; they are in its split" in x for x in task.account
+        "90 of 120 rows are equal to another one in all inputs; they are in its split" in x for x in task.summary
     )
     parts = [{tuple(row) for row in part.inputs.tolist()} for part in task.splits_in_use]
     assert parts[0] & (parts[1] | parts[2]) == set()
@@ -136,7 +136,7 @@ def test_few_repeated_rows_are_taken(tmp_path):
 def test_constant_column_is_named_in_the_table_of_columns(tmp_path):
     rows = [[3, "same", k, "ab"[k % 2]] for k in range(40)]
     path = write_rows(tmp_path / "a.csv", ("c", "t", "x", "y"), rows)
-    lines = make_task("table", path).account
+    lines = make_task("table", path).summary
     assert [line.split() for line in lines[1:3]] == [
         ["c", "number,", "constant"],
         ["t", "text,", "1", "value,", "constant"],

@@ -12,7 +12,7 @@ from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.job import EvaluationStatus, Request
 from gflownet.evaluation.store.evaluations import EvaluationStore
-from tests.evaluation.candidates import StubCandidate, StubTask, config_with, dispatcher_of
+from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of
 
 
 class Isolated(InlineExecutor):
@@ -80,7 +80,8 @@ def test_end_of_a_run_without_its_database_ends_the_thread_of_its_claims(tmp_pat
     """The claims end with their lease; a stop while the database is away raises one error and leaves no thread."""
     task = StubTask(dict.fromkeys("ab", 0.5))
     with EvaluationStore(tmp_path / "store.sqlite") as store:
-        dispatcher = dispatcher_of(task, store, Isolated(task), config=config_with("evaluation.lease=0.05").evaluation)
+        monkeypatch.setattr("gflownet.evaluation.dispatcher.LEASE", 0.05)
+        dispatcher = dispatcher_of(task, store, Isolated(task))
         dispatcher.submit(requests("ab"), step=1)
         threads = [thread for thread in threading.enumerate() if thread.name == "evaluation leases"]
         (tmp_path / "store.sqlite").rename(tmp_path / "away.sqlite")
@@ -130,7 +131,7 @@ def test_budget_counts_repeated_evaluation_when_it_is_claimed(tmp_path):
         dispatcher_of(failing, store).evaluate([StubCandidate("a")], step=1)
         dispatcher = dispatcher_of(task, store, num_evaluated=1)
         dispatcher.evaluate([StubCandidate("a")], step=2)
-        assert dispatcher.num_evaluated == store.num_evaluations(run="mine") == 1
+        assert dispatcher.budget.num_evaluated == store.num_evaluations(run="mine") == 1
 
 
 class CountingStore(EvaluationStore):

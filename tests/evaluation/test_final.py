@@ -1,7 +1,10 @@
 """The final stage on stub candidates: seeds, ranking, resume, stop, failures, references."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,15 +22,17 @@ from gflownet.evaluation.final import (
     Finalists,
     FinalStage,
     FinalTrainings,
+    Sizes,
     TopArchitecture,
     check_final,
     ranked,
     with_test_scores,
 )
-from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
+from gflownet.evaluation.presentation import Reference, ReferenceMethod
+from gflownet.evaluation.racing import RANDOM_REPEAT, NormalMeans
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
-from gflownet.evaluation.task import CandidateTraining, Reference, ReferenceMethod, Score
+from gflownet.evaluation.task import CandidateTraining, Score
 from gflownet.files import write_whole
 from gflownet.training.random_states import candidate_seed
 from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of, record
@@ -122,8 +127,8 @@ def trainings(
 def finalists(rows: Sequence[EvaluationRecord], num_trainings: int, *, num_before: int = 0, offset: int = 0):
     """Return finalists with a prior that says next to nothing."""
     means = np.array([row.score for row in rows])
-    belief = Belief(means, np.full(len(rows), 10.0))
-    return Finalists(rows, lambda noise: belief, 0.01, num_trainings, num_before=num_before, offset=offset)
+    prior = NormalMeans(means, np.full(len(rows), 10.0))
+    return Finalists(rows, lambda noise: prior, 0.01, num_trainings, num_trainings, num_before, offset)
 
 
 def best_random(records: Sequence[EvaluationRecord]) -> list[Finalists]:
@@ -251,6 +256,39 @@ def test_failing_reference_is_a_note(store):
         "no reference forest: RuntimeError: no data",
         "no reference none: Failing.evaluate: expected a Score, got int",
     ]
+
+
+@pytest.mark.parametrize("num_kept", [0, 5, 14])
+def test_winners_are_measured_on_seeds_after_their_choice(store, num_kept):
+    """Two ranges of sizes; an earlier process has done the first trainings."""
+    outcomes = {"small": 0.5, "worse": 0.4, "large": 0.8, "equal": 0.8, "c": 0.45, "d": 0.75}
+    rows = {key: row(key, score=value, metrics={"cost": float(value > 0.6)}) for key, value in outcomes.items()}
+    groups = [("small", "worse"), ("large", "equal")]
+
+    def plan(keys: Sequence[str], num_before: int, offset: int = 0) -> Finalists:
+        race = finalists([rows[key] for key in keys], 6, num_before=num_before, offset=offset)
+        return replace(race, num_choice=2 if len(keys) > 1 else 0)
+
+    def run(num_left: float) -> FinalStage:
+        task = TrainedTask(outcomes)
+        stage = trainings(task, store, num_seeds=3, stopped=lambda: len(task.calls) >= num_left)
+        stage.begin(lambda: [StubCandidate("c"), StubCandidate("d")], step=2)
+        done = [[each.key for each in store if 0 < each.seed < RANDOM_REPEAT and each.key in keys] for keys in groups]
+        races = [plan(keys, len(each)) for keys, each in zip(groups, done, strict=True)]
+        random = [replace(plan(key, 0, RANDOM_REPEAT), num_trainings=4) for key in "cd"]
+        sizes = Sizes("cost", (0.5, 1.0))
+        return stage.run(races, step=9, random_finalists=lambda _: random, num_planned=14, sizes=sizes)
+
+    assert run(num_kept).is_complete == (num_kept > 14)
+    final = run(math.inf)
+    numbers = {each.record.key: (len(each.scores), each.num_choice, len(each.measured)) for each in final.top}
+    chosen = final.top[0].record.key
+    assert numbers == {key: (5, 1, 4) if key in (chosen, "small") else (1, 0, 1) for key in chain(*groups)}
+    for each in final.top:
+        scores = expected_scores(each.record.key, outcomes[each.record.key], len(each.scores))
+        assert list(each.measured) == pytest.approx(scores[each.num_choice :])
+        assert each.mean == pytest.approx(np.mean(each.measured))
+    assert [len(each.measured) for each in final.random_top] == [4, 4], "as many as of the run"
 
 
 def test_random_candidates_trained_before_the_races_give_the_same_result(tmp_path):

@@ -87,9 +87,9 @@ def store(tmp_path: Path) -> Iterator[EvaluationStore]:
 
 
 def evaluator_of(
-    task: GFNTask, store: EvaluationStore, *, min_fidelity: int = 1, num_unjudged: int | None = 0, **options: Any
+    task: GFNTask, store: EvaluationStore, *, min_fidelity: int = 1, num_free: int | None = 0, **options: Any
 ) -> HalvingEvaluator:
-    halving = SuccessiveHalving(min_fidelity, max_fidelity=task.max_fidelity, reduction=3, num_unjudged=num_unjudged)
+    halving = SuccessiveHalving(min_fidelity, max_fidelity=task.max_fidelity, reduction=3, num_free=num_free)
     halving.restore(store)
     return HalvingEvaluator(dispatcher_of(task, store, **options), halving)
 
@@ -141,7 +141,7 @@ def test_stopped_candidate_scores_its_extrapolation_also_when_it_comes_again(sto
     assert [evaluation.score for evaluation in again[:-1]] == [evaluation.score for evaluation in first]
     assert all(evaluation.cached for evaluation in again)
     assert len(task.parts) == num_parts
-    assert evaluator._dispatcher.num_evaluated == evaluator._dispatcher.counts["num_ok"] == 10
+    assert evaluator._dispatcher.budget.num_evaluated == evaluator._dispatcher.counts["num_ok"] == 10
     assert evaluator.num_in_flight == 0
 
 
@@ -210,13 +210,13 @@ def test_further_seeds_and_given_fidelities_are_not_halved(store):
 def test_submitted_candidates_go_on_without_waiting(store):
     task = LineTask()
     evaluator = evaluator_of(task, store)
-    tickets = evaluator.submit([Request(graph) for graph in candidates(*SLOPES)], step=1)
+    futures = evaluator.submit([Request(graph) for graph in candidates(*SLOPES)], step=1)
     assert evaluator.num_in_flight == 10
     assert evaluator.advance(timeout=0) == 0  # 0.09 is promoted
     num = sum(evaluator.advance(timeout=0) for _ in range(12))
     assert num == 10
     evaluator.flush()
-    assert [ticket.record is not None for ticket in tickets] == [True] * 10
+    assert [future.record is not None for future in futures] == [True] * 10
     assert evaluator.num_in_flight == 0
 
 
@@ -233,14 +233,14 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, num_jobs):
     chance = random.Random(num_jobs)
     slopes = [round(chance.uniform(0.001, 0.1), 6) for _ in range(24)]
     with EvaluationStore(tmp_path / "whole.sqlite") as store:
-        whole = evaluator_of(LineTask(), store, run="a", num_unjudged=None)
+        whole = evaluator_of(LineTask(), store, run="a", num_free=None)
         expected, metrics = evaluate_in_steps(whole, slopes), whole.halving.metrics()
     checks = iter(range(1000))
     with EvaluationStore(tmp_path / "parts.sqlite") as store:
-        stopped = evaluator_of(LineTask(), store, run="a", num_unjudged=None, stopped=lambda: next(checks) >= num_jobs)
+        stopped = evaluator_of(LineTask(), store, run="a", num_free=None, stopped=lambda: next(checks) >= num_jobs)
         with pytest.raises(EvaluationStoppedError):
             evaluate_in_steps(stopped, slopes)
-        resumed = evaluator_of(LineTask(), store, run="a", num_unjudged=None)
+        resumed = evaluator_of(LineTask(), store, run="a", num_free=None)
         evaluations = evaluate_in_steps(resumed, slopes)
         assert [(e.score, e.status, e.cached) for e in evaluations] == [(e.score, e.status, e.cached) for e in expected]
         assert resumed.halving.metrics() == metrics
@@ -252,7 +252,7 @@ def test_decisions_equal_optuna():
     chance = random.Random(0)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=3)
     study = optuna.create_study(direction="maximize", pruner=pruner)
-    halving = SuccessiveHalving(2, max_fidelity=54, reduction=3, num_unjudged=0)
+    halving = SuccessiveHalving(2, max_fidelity=54, reduction=3, num_free=0)
     assert halving.rungs == (2, 6, 18)
     num_stopped = dict.fromkeys(halving.rungs, 0)
     for number in range(120):
@@ -260,7 +260,7 @@ def test_decisions_equal_optuna():
         scores = {rung: chance.choice((chance.random(), 0.5)) for rung in halving.rungs}
         for rung, score in scores.items():
             trial.report(score, rung)
-            row = halving.judged(record(str(number), score=score, fidelity=rung))
+            row = halving.revised(record(str(number), score=score, fidelity=rung))
             assert is_stopped(row) == trial.should_prune(), (number, rung)
             if is_stopped(row):
                 num_stopped[rung] += 1
@@ -273,9 +273,9 @@ def test_rows_of_other_rungs_and_seeds_are_left_out():
     def row(key: str, **fields: Any) -> EvaluationRecord:
         return record(key, metrics={EXTRAPOLATED_SCORE: 0.5, "is_stopped": 0.0}, **fields)
 
-    halving = SuccessiveHalving(1, max_fidelity=9, reduction=3, num_unjudged=0)
+    halving = SuccessiveHalving(1, max_fidelity=9, reduction=3, num_free=0)
     halving.restore([row("a", fidelity=2, score=0.9), row("b", fidelity=1, seed=3, score=0.9)])
-    assert not is_stopped(halving.judged(record("c", fidelity=1, score=0.1)))
+    assert not is_stopped(halving.revised(record("c", fidelity=1, score=0.1)))
     assert halving.metrics() == {"num_stopped": 0.0}
 
 

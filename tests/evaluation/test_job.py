@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gflownet.evaluation.job import Deadlines, JobQueue, Request, Ticket
+from gflownet.evaluation.job import Deadlines, EvaluationFuture, JobQueue, Request
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from tests.evaluation.candidates import StubCandidate, StubTask
 
@@ -14,22 +14,24 @@ class SeedsTask(StubTask):
     trains_seeds_together = True  # pyright: ignore[reportAssignmentType]
 
 
-def queue_of(graphs: str, *, num_seeds: int, task_class: type[StubTask] = SeedsTask) -> tuple[JobQueue, list[Ticket]]:
+def queue_of(
+    graphs: str, *, num_seeds: int, task_class: type[StubTask] = SeedsTask
+) -> tuple[JobQueue, list[EvaluationFuture]]:
     queue = JobQueue(task_class({}), seed=0)
     requests = [Request(StubCandidate(key), repeat=2 + k, fidelity=3) for key in graphs for k in range(num_seeds)]
-    tickets = [Ticket(request, 0) for request in requests]
-    queue.extend(tickets)
-    return queue, tickets
+    futures = [EvaluationFuture(request, 0) for request in requests]
+    queue.extend(futures)
+    return queue, futures
 
 
 def jobs_of(queue: JobQueue, *, num_places: int) -> list[tuple[str, int]]:
     """Return the graph and the number of seeds of each job."""
     jobs = []
     while queue:
-        job, tickets = queue.pop_job(num_places)
-        (key,) = {ticket.request.candidate.canonical_key() for ticket in tickets}
-        assert len(set(job.seeds)) == len(tickets)
-        jobs.append((key, len(tickets)))
+        job, futures = queue.pop_job(num_places)
+        (key,) = {future.request.candidate.canonical_key() for future in futures}
+        assert len(set(job.seeds)) == len(futures)
+        jobs.append((key, len(futures)))
     return jobs
 
 
@@ -43,14 +45,14 @@ def test_seeds_of_a_graph_share_a_job_whatever_else_is_queued(num_places: int):
 def test_seeds_of_a_finalist_and_of_its_random_twin_train_in_two_jobs():
     queue, _ = queue_of("a", num_seeds=3)
     request = Request(StubCandidate("a"), repeat=RANDOM_REPEAT + 1, fidelity=3)
-    queue.extend([Ticket(request, 0), Ticket(replace(request, repeat=RANDOM_REPEAT + 2), 0)])
+    queue.extend([EvaluationFuture(request, 0), EvaluationFuture(replace(request, repeat=RANDOM_REPEAT + 2), 0)])
     assert [num for _, num in jobs_of(queue, num_places=1)] == [3, 2]
 
 
 def test_seeds_train_alone_after_a_lost_job_and_without_a_task_for_it():
-    queue, tickets = queue_of("a", num_seeds=3)
+    queue, futures = queue_of("a", num_seeds=3)
     queue.pop_job(1)
-    queue.repeat_alone(tickets)
+    queue.repeat_alone(futures)
     assert [num for _, num in jobs_of(queue, num_places=1)] == [1, 1, 1]
     queue, _ = queue_of("a", num_seeds=3, task_class=StubTask)
     assert [num for _, num in jobs_of(queue, num_places=1)] == [1, 1, 1]
@@ -58,26 +60,26 @@ def test_seeds_train_alone_after_a_lost_job_and_without_a_task_for_it():
 
 def test_first_seed_saves_its_training_in_a_separate_job():
     queue, _ = queue_of("a", num_seeds=2)
-    queue.extend([Ticket(Request(StubCandidate("a"), repeat=9, fidelity=3, saves_training=True), 0)])
+    queue.extend([EvaluationFuture(Request(StubCandidate("a"), repeat=9, fidelity=3, saves_training=True), 0)])
     assert [num for _, num in jobs_of(queue, num_places=1)] == [2, 1]
 
 
 def test_deadline_is_thirty_medians_between_its_bounds():
-    deadlines, tickets = (
+    deadlines, futures = (
         Deadlines(600.0),
-        {n: [Ticket(Request(StubCandidate("a"), fidelity=n), 0)] for n in (3, 9, None)},
+        {n: [EvaluationFuture(Request(StubCandidate("a"), fidelity=n), 0)] for n in (3, 9, None)},
     )
-    assert deadlines.of(tickets[3]) == 600.0
+    assert deadlines.of(futures[3]) == 600.0
     for seconds in (5.0, 1.0, 2.0, 0.1):
         deadlines.add(3, seconds)
     deadlines.add(9, 0.1)
-    assert [deadlines.of(each) for each in tickets.values()] == [30.0, 30.0, 600.0]
+    assert [deadlines.of(each) for each in futures.values()] == [30.0, 30.0, 600.0]
     deadlines.add(3, 40.0)
-    assert [deadlines.of(num * tickets[3]) for num in (1, 2)] == [60.0, 120.0]
+    assert [deadlines.of(num * futures[3]) for num in (1, 2)] == [60.0, 120.0]
     # The first of many are fast: while most are running, nothing is known about them.
-    assert [deadlines.of(tickets[3], num_running=num) for num in (4, 5)] == [600.0, 600.0]
-    assert [deadlines.of(tickets[9], num_running=num) for num in (1, 2)] == [30.0, 600.0]
-    assert math.isinf(deadlines.measured(tickets[9], num_running=2))
+    assert [deadlines.of(futures[3], num_running=num) for num in (4, 5)] == [600.0, 600.0]
+    assert [deadlines.of(futures[9], num_running=num) for num in (1, 2)] == [30.0, 600.0]
+    assert math.isinf(deadlines.measured(futures[9], num_running=2))
     for _ in range(4):
         deadlines.add(3, 40.0)
-    assert (deadlines.of(2 * tickets[3]), Deadlines(None).of(tickets[3])) == (1200.0, None)
+    assert (deadlines.of(2 * futures[3]), Deadlines(None).of(futures[3])) == (1200.0, None)

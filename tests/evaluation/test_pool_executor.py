@@ -19,7 +19,7 @@ from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation import dispatcher as dispatcher_module
 from gflownet.evaluation import job as job_module
-from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.dispatcher import MAX_ATTEMPTS, Dispatcher
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.devices import CORE, Slot
 from gflownet.evaluation.executors.machine import memory, num_cores, num_kills_without_memory
@@ -251,6 +251,6 @@ def test_poison_affects_only_its_row(tmp_path, log, pool, poison, status, error)
     assert [each.cached for each in again] == [True] * 8
     counts = Counter(log.read_text().splitlines())
     assert [counts[name] for name in names] == [1] * 7
-    # The last candidates of a job that lost its process are evaluated alone, then `max_attempts` counts.
-    assert counts[poison] in ((1,) if status in (OK, FAILED) else (CONFIG.max_attempts, CONFIG.max_attempts + 1))
+    # The last candidates of a job that lost its process are evaluated alone, then MAX_ATTEMPTS counts.
+    assert counts[poison] in ((1,) if status in (OK, FAILED) else (MAX_ATTEMPTS, MAX_ATTEMPTS + 1))
     wait_until(lambda: not owner_of(pool).children(recursive=True), seconds=60)

@@ -239,12 +239,12 @@ def descendants(process: psutil.Process) -> set[int]:
     ("overrides", "node", "num_places"),
     [
         ((), {"CPU": 4.0}, 4),
-        (("num_cpus=0.5",), {"CPU": 4.0}, 8),
-        (("num_cpus=3",), {"CPU": 4.0}, 1),
+        (("resources={CPU: 0.5}",), {"CPU": 4.0}, 8),
+        (("resources={CPU: 3}",), {"CPU": 4.0}, 1),
         (("num_gpus=1",), {"CPU": 4.0}, 0),
         (("num_gpus=1",), {"CPU": 4.0, "GPU": 2.0}, 2),
         (("num_gpus=0.6",), {"CPU": 4.0, "GPU": 2.0}, 2),  # not 3: a fraction lies on one GPU
-        (("num_gpus=0.1", "num_cpus=0.1"), {"CPU": 4.0, "GPU": 2.0}, 20),
+        (("num_gpus=0.1", "resources={CPU: 0.1}"), {"CPU": 4.0, "GPU": 2.0}, 20),
         (("num_gpus=2",), {"CPU": 4.0, "GPU": 3.0}, 1),
         (("resources={a100: 0.3}",), {"CPU": 16.0, "a100": 3.0}, 10),
         (("resources={a100: 1}",), {"CPU": 4.0}, 0),

@@ -48,7 +48,7 @@ def best_next(values: list[Tensor], targets: Tensor, chosen: list[int], allowed:
 @pytest.mark.parametrize("seed", range(4))
 def test_greedy_adds_the_best_of_brute_force(seed: int):
     values, targets = probabilities(6, seed)
-    chosen = greedy(values, targets, [1] * 6, size=5, max_parameters=float("inf"))
+    chosen = greedy(values, targets, size=5)
     assert len(chosen) == 5
     for number in range(5):
         assert chosen[number] == best_next(values, targets, chosen[:number], [*range(6)])
@@ -65,26 +65,13 @@ def test_greedy_repeats_the_one_good_network():
     values, targets = probabilities(4, 0)
     good = predicted(8.0 * torch.nn.functional.one_hot(targets, CLASSES), targets)
     values = [torch.full_like(good, 1 / CLASSES), good, torch.full_like(good, 1 / CLASSES)]
-    assert greedy(values, targets, [1, 1, 1], size=3, max_parameters=1) == [1, 1, 1]
-
-
-def test_greedy_stays_within_the_parameters():
-    values, targets = probabilities(6, 1)
-    sizes = [50, 40, 30, 20, 10, 200]
-    for cap in (10, 45, 95, 1_000):
-        chosen = greedy(values, targets, sizes, size=5, max_parameters=cap)
-        assert sum(sizes[place] for place in {*chosen}) <= cap
-        for number, place in enumerate(chosen):
-            room = cap - sum(sizes[k] for k in {*chosen[:number]})
-            allowed = [k for k in range(6) if k in chosen[:number] or sizes[k] <= room]
-            assert place == best_next(values, targets, chosen[:number], allowed)
-    assert greedy(values, targets, sizes, size=5, max_parameters=9) == []
+    assert greedy(values, targets, size=3) == [1, 1, 1]
 
 
 def test_greedy_averages_numbers():
     targets = torch.tensor([[0.0], [1.0], [2.0]])
     values = [targets - 0.5, torch.zeros(3, 1), targets + 0.4]
-    assert greedy([each.double() for each in values], targets, [1] * 3, size=2, max_parameters=10) == [2, 0]
+    assert greedy([each.double() for each in values], targets, size=2) == [2, 0]
     figures = figures_of(values[2].double(), targets)
     assert figures == {"r2": pytest.approx(1 - 0.16 / (2 / 3)), "mse": pytest.approx(0.16)}
 
@@ -150,16 +137,6 @@ def test_weight_folder_without_a_set_keeps_first_new_seeds(tmp_path: Path):
     assert kept(folder, rows) == [1.1, 1.2]
     assert [row.seed % RANDOM_REPEAT for row in rows if folder.keeps(row.seed)] == [1, 1]
     assert folder.read(rows[0]) is None
-
-
-def test_weight_folder_keeps_the_best_of_each_group_and_nothing_without_one(tmp_path: Path):
-    def group(row):
-        return None if row.score > 0.8 else int(row.score > 0.4)
-
-    folder, rows = folder_of(tmp_path, 1, group=group), rows_of(0.5, 0.1, 0.9, 0.6, 0.2)
-    for row in rows:
-        folder.add(row, b"weights")
-    assert kept(folder, rows) == [0.6, 0.2]
 
 
 def test_weight_folder_goes_on_after_a_kill(tmp_path: Path):

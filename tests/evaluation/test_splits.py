@@ -18,10 +18,10 @@ from gflownet.evaluation.data.datasets import load_splits
 from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.data.splits import (
     Division,
-    account_of_splits,
     check_classes_of_splits,
     order_of_dates,
     stratified_parts,
+    summary_of_splits,
 )
 
 
@@ -109,11 +109,11 @@ def test_groups_and_times_leave_few_rows_of_groups_that_follow_each_other():
     assert list(map(len, rows)) == [120, 40, 40]
 
 
-def test_account_names_rows_groups_classes_and_rare_ones():
+def test_summary_names_rows_groups_classes_and_rare_ones():
     labels, groups = np.repeat([0, 1], [90, 10]), np.arange(100) // 4
     division = Division(labels, groups)
     rows = division.rows(seed=0)
-    lines = list(account_of_splits(division, rows, [labels[part] for part in rows], ["no", "yes"]))
+    lines = list(summary_of_splits(division, rows, [labels[part] for part in rows], ["no", "yes"]))
     assert lines[0] == "splits, by group, with classes as even as the groups allow:"
     assert re.fullmatch(r"  training    \d+ rows, \d+ groups, classes no: \d+, yes: \d", lines[1])
     assert lines[4].startswith("  classes with fewer than 5 examples in a split, whose scores are noise: yes (")
@@ -161,7 +161,7 @@ def test_rare_class_is_in_every_split_or_refused(tmp_path, num_positive, expecte
     if expected:
         with pytest.raises(UserError, match=r"two or more classes in the test examples, got only no") as error:
             load_splits(str(path), key="task_options.data", seed=0)
-        assert "splits, stratified by class:" in error.value.account
+        assert "splits, stratified by class:" in error.value.summary
     else:
         splits = load_splits(str(path), key="task_options.data", seed=0)
         assert [part.targets.unique().tolist() for part in splits] == [[0, 1]] * 3
@@ -210,7 +210,7 @@ def test_groups_of_arrays_and_folders_stay_in_one_split(tmp_path):
         splits = load_splits(str(tmp_path / "images"), key="task_options.data", seed=0, group=group)
         found = [set((part.inputs.flatten(1)[:, 0] * 255).round().tolist()) for part in splits]
         assert sum(map(len, found)) == 20
-        assert "splits, by group, with classes as even as the groups allow:" in splits.account
+        assert "splits, by group, with classes as even as the groups allow:" in splits.summary
     for group, words in (("patient", "in parentheses"), (r"(case)", "got none of a/patient0_0.png"), ("(", "pattern")):
         with pytest.raises(UserError, match=re.escape(words)):
             load_splits(str(tmp_path / "images"), key="task_options.data", seed=0, group=group)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gflownet.evaluation import dispatcher as dispatcher_module
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store.evaluations import EvaluationStatus, EvaluationStore, Identity
@@ -65,7 +66,8 @@ def _run(
 ) -> None:
     """Evaluate graphs 0, 1, ... in batches, or the last ones first; exit with 3 after a stop request."""
     task = LogsEvaluations(log, run, seconds=seconds, poison=poison)
-    config = config_with(f"evaluation.lease={lease}").evaluation
+    dispatcher_module.LEASE = lease  # of this process
+    config = config_with().evaluation
 
     def stopped() -> bool:
         return stop_after is not None and sum(name == run for name, _ in logged(log)) >= stop_after

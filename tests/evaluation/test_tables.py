@@ -192,7 +192,7 @@ def test_equal_rows_of_few_kinds_are_split_and_counted(tmp_path):
     path = write_rows(tmp_path / "a.csv", ("x", "z", "y"), [[k % 2, k % 3, k % 2] for k in range(60)])
     splits = load(path)
     assert [len(part) for part in splits] == [36, 12, 12]
-    assert any("54 of 60 rows are equal to another one in all inputs; too few different" in x for x in splits.account)
+    assert any("54 of 60 rows are equal to another one in all inputs; too few different" in x for x in splits.summary)
 
 
 def test_header_by_option(tmp_path):
@@ -318,8 +318,8 @@ def test_encodings_of_texts(tmp_path, encoding, option, line):
     assert columns_of(splits).columns[0].values == ("Mål", "Möl", "brövd")
     assert sorted(x for part in splits for x in part.inputs[:, 3].tolist()) == [k + 0.5 for k in range(60)]
     assert splits.train.targets.is_floating_point()
-    assert any(line in each for each in splits.account)
-    assert line or not any("cp1252" in each for each in splits.account)
+    assert any(line in each for each in splits.summary)
+    assert line or not any("cp1252" in each for each in splits.summary)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_rows_without_target_are_left_out(tmp_path, mark):
     rows = [[k, mark if k % 10 == 3 else str(k % 2)] for k in range(100)]
     splits = load(write_rows(tmp_path / "a.csv", ("age", "outcome"), rows))
     assert (sum(map(len, splits)), splits.num_outputs) == (90, 2)
-    assert any(f"10 rows of 100 without a value left out ({mark or 'nothing'} 10)" in line for line in splits.account)
+    assert any(f"10 rows of 100 without a value left out ({mark or 'nothing'} 10)" in line for line in splits.summary)
     tested = load(tmp_path / "a.csv", test=str(tmp_path / "a.csv"))
     assert len(tested.test) == 90
 
@@ -400,7 +400,7 @@ def test_formats_of_numbers(tmp_path, separator, price, share):
     assert {tuple(row) for row in columns.encoded(raw).tolist()} == {tuple(row) for row in inputs.tolist()}
     numbers = pandas.DataFrame({"share": [0.5], "price": [1140.25], "qty": [3]})
     assert columns.encoded(numbers).tolist() == [[3, 1140.25, 0.5]]
-    assert any("written as" in line for line in splits.account) or (separator in "\t;" and '"' in price)
+    assert any("written as" in line for line in splits.summary) or (separator in "\t;" and '"' in price)
 
 
 def test_separator_line_is_no_row(tmp_path):
@@ -414,7 +414,7 @@ def test_header_of_years_is_found_and_given(tmp_path):
     path = write_rows(tmp_path / "a.csv", ("region", "2019", "2020", "growth"), rows)
     splits = load(path)
     assert (sum(map(len, splits)), splits.num_outputs) == (60, 2)
-    assert "the first row has the names region, 2019, 2020, growth; task_options.header=no" in splits.account[0]
+    assert "the first row has the names region, 2019, 2020, growth; task_options.header=no" in splits.summary[0]
     task = make_task(
         path, "task_options.header=no", "task_options.columns={'0': ignored}", "task_options.duplicates=keep"
     )
@@ -431,7 +431,7 @@ def test_printed_options_work_when_pasted(tmp_path, name):
     path = write_rows(tmp_path / "a.csv", (name, "x", "y"), rows)
     with pytest.raises(UserError, match="got 20007-3413") as raised:
         make_task(path)
-    assert [line.split()[-1] for line in raised.value.account[-2:]] == ["text", "number"]
+    assert [line.split()[-1] for line in raised.value.summary[-2:]] == ["text", "number"]
     words = subprocess.run(
         ["sh", "-c", f"printf '%s\\n' {str(raised.value).partition('3413; ')[2]}"],
         capture_output=True,

@@ -99,7 +99,7 @@ def test_masked_values_are_missing(monkeypatch):
     splits = loaded(monkeypatch, (np.ma.array(VALUES, mask=mask), np.ma.array(NAMES, mask=np.arange(NUM) < 5)))
     assert [column.has_mark for column in columns_of(splits).columns] == [True] * 3
     assert sum(map(len, splits)) == NUM - 5
-    assert "column target: 5 rows of 100 without a value left out" in splits.account[0]
+    assert "column target: 5 rows of 100 without a value left out" in splits.summary[0]
     expected = loaded(monkeypatch, (pd.DataFrame(VALUES).mask(mask), pd.Series(NAMES).mask(np.arange(NUM) < 5)))
     assert same(splits, expected)
 
@@ -127,7 +127,7 @@ def test_named_levels_of_an_index_are_columns(tmp_path, monkeypatch):
     splits = load_splits(str(tmp_path / "a.parquet"), key="k.data", seed=0, group="machine")
     assert [column.name for column in columns_of(splits).columns] == ["machine", "visit", "a", "b"]
     assert same(splits, loaded(monkeypatch, indexed, group="machine"))
-    assert "  training    60 rows, 12 groups" in splits.account
+    assert "  training    60 rows, 12 groups" in splits.summary
     assert np.array_equal(columns_of(splits).encoded(indexed), columns_of(splits).encoded(indexed.reset_index()))
     unnamed = loaded(monkeypatch, indexed.reset_index(drop=True)[VALUES[:, 0] > -1])
     assert [column.name for column in columns_of(unnamed).columns] == ["a", "b"]
@@ -164,7 +164,7 @@ def test_codes_of_one_width_match_their_numbers(tmp_path):
         assert np.array_equal(columns.encoded(pd.read_csv(path)), columns.encoded(pd.read_csv(path, dtype=str)))
     assert splits.test.inputs[:, :-1].sum(1).tolist() == [1, 1, 1, 0]
     line = "test rows: 1 of 4 values of code are unknown to the training rows, such as 009"
-    assert line in splits.account
+    assert line in splits.summary
     mixed = columns_of(load_splits(str(shops(tmp_path, ["007", "7", "12", "012"] * 25)), key="k.data", seed=0))
     assert len(np.unique(mixed.encoded([{"code": "007", "x": 0}, {"code": 7, "x": 0}]), axis=0)) == 2
 
@@ -304,7 +304,7 @@ def claims(tmp_path: Any) -> Any:
 def test_heavy_tail_is_predicted_by_its_logarithm_and_inverted(tmp_path):
     path = claims(tmp_path)
     splits = with_standard_targets(load_splits(str(path), key="k.data", seed=0))
-    assert any("target: a heavy tail" in line and "k.target_transform=none" in line for line in splits.account)
+    assert any("target: a heavy tail" in line and "k.target_transform=none" in line for line in splits.summary)
     columns = TableColumns.from_dict(json.loads(json.dumps(columns_of(splits).to_dict())))
     predicted = np.sort(columns.predictions(np.concatenate([part.targets for part in splits])[:, None]))
     assert np.allclose(predicted, np.sort(pd.read_csv(path)["claim"]), rtol=1e-3)

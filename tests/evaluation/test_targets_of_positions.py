@@ -17,6 +17,7 @@ from gflownet.envs.operation_graph import OperationGraphContext
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.data.examples import IGNORED, Split, Splits
+from gflownet.evaluation.presentation import references_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.train import main
 from gflownet.translation import to_onnx
@@ -76,10 +77,10 @@ def test_classes_of_positions_have_the_shape_of_the_output(tmp_path, shape, targ
     task = make_task(tmp_path, *overrides, x=images(*shape), y=classes)
     assert [str(size) for size in task.output_sizes] == [output]
     assert task.train.targets.shape[1:] == task.output_shape.positions
-    assert any(line.startswith("targets: one of 2 classes at each of ") for line in task.account)
+    assert any(line.startswith("targets: one of 2 classes at each of ") for line in task.summary)
     model = task.build_model(chain(task))
     assert list(model(task.train.inputs[:3]).shape) == [3, *task.output_shape.sizes]
-    for reference in task.references(seeds=[1]):
+    for reference in references_of(task, seeds=[1]):
         assert 0 < reference.validation[0] < 1
 
 
@@ -157,12 +158,12 @@ def test_classes_by_name_and_positions_without_one(tmp_path):
     targets = torch.cat([part.targets for part in task.splits_in_use])
     inputs = torch.cat([part.inputs for part in task.splits_in_use])
     assert torch.equal(targets, torch.where(inputs == 4, IGNORED, inputs % 2))
-    assert any("% without a class" in line for line in task.account)
+    assert any("% without a class" in line for line in task.summary)
     arrays = ArrayInputs.from_dict(task.description(None)["arrays"])
     logits = torch.eye(2)[(inputs % 2)].numpy()
     assert (arrays.predictions(logits)[inputs < 4] == np.array(["noun", "verb"])[inputs[inputs < 4] % 2]).all()
     assert arrays.encoded(tokens).dtype == np.int64
-    constant, linear = task.references(seeds=[1])
+    constant, linear = references_of(task, seeds=[1])
     assert linear.num_parameters == 5 * 2
     embedding = {"name": "embedding", "vocabulary_size": 5, "features": 4, "activation": "linear"}
     score = task.evaluate(chain(task, embedding), seed=0)
@@ -206,7 +207,7 @@ def test_targets_of_positions_that_do_not_fit_raise(tmp_path, targets, overrides
 
 
 @pytest.mark.parametrize(
-    ("form", "account"),
+    ("form", "summary"),
     [
         (lambda classes: classes.astype(np.float32), "targets 0.0, 1.0, 2.0 are classes; "),
         (lambda classes: 1.0 * classes[:, None], "targets 0.0, 1.0, 2.0 are classes; "),
@@ -216,13 +217,13 @@ def test_targets_of_positions_that_do_not_fit_raise(tmp_path, targets, overrides
         (lambda classes: classes + 1, "targets 1, 2, 3 are classes; "),
     ],
 )
-def test_forms_of_classes_of_pixels(tmp_path, form, account):
+def test_forms_of_classes_of_pixels(tmp_path, form, summary):
     bright = images(1, 6, 8)
     metric = "evaluation.training.metric=mean_iou"
     task = make_task(tmp_path, metric, x=bright, y=form((bright[:, 0] * 3).astype(int)))
     assert task.measure.metric.name == task.test_measure.metric.name == "mean_iou"
     assert str(task.output_shape) == "image [3, 6, 8]"
-    assert any(line.startswith(account) for line in task.account)
+    assert any(line.startswith(summary) for line in task.summary)
     for part in task.splits_in_use:
         assert torch.equal(part.targets, (part.inputs[:, 0] * 3).long())
 
@@ -241,7 +242,7 @@ def test_bits_of_grey_images_and_tokens_are_not_one_hot(tmp_path):
 def test_numbers_with_their_channels_on_the_last_axis(tmp_path):
     values = images(3, 6, 8)
     task = make_task(tmp_path, x=values, y=np.moveaxis(values, 1, -1)[..., :2])
-    assert "targets [6, 8, 2]: the last axis is that of channels" in task.account
+    assert "targets [6, 8, 2]: the last axis is that of channels" in task.summary
     for part in task.splits_in_use:
         assert np.corrcoef(part.targets[:, 1].flatten(), part.inputs[:, 1].flatten())[0, 1] > 0.999
 
@@ -252,7 +253,7 @@ def test_examples_without_any_target_are_left_out(tmp_path):
         tmp_path, x=values, y=np.where(np.arange(NUM)[:, None, None] % 20 == 3, IGNORED, above(values[:, 0]))
     )
     assert sum(map(len, task.splits_in_use)) == NUM - 3
-    assert "3 examples without a class at any position left out" in task.account
+    assert "3 examples without a class at any position left out" in task.summary
 
 
 def test_graph_of_another_output_is_refused(tmp_path):
@@ -274,7 +275,7 @@ def test_network_learns_the_class_of_each_pixel_and_not_shifted_ones(tmp_path):
         scores[name] = task.evaluate(chain(task, dict(CONV)), seed=0).metrics["validation_accuracy"]
         if name == "own":
             assert scores[name] > 0.9
-            assert max(reference.test[0] for reference in task.references(seeds=[0])) < 0.8
+            assert max(reference.test[0] for reference in references_of(task, seeds=[0])) < 0.8
     assert scores["shifted"] < 0.6
 
 

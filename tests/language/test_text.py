@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from gflownet.cli.generate import main as generate
 from gflownet.language.__main__ import main
+from gflownet.language.generate import main as generate
 from gflownet.language.text import Text, read_text
-from gflownet.rhn.checkpoint import load_text_model
+from gflownet.rhn.checkpoint import load_language_model, load_text_model
 from gflownet.rhn.serving import SamplingParams
 from gflownet.rhn.serving import generate as answer_of
 from gflownet.rhn.text_codec import TokenizerCodec
@@ -145,6 +146,12 @@ def test_generate_uses_the_tokenizer_of_the_folder(trained: Path, tmp_path: Path
     expected = answer_of(model, codec.encode("line 7: abc"), params).tokens
     assert [sampled["token"] for sampled in answer["logprobs"]] == expected
     assert answer["text"] == codec.decode(expected)
+    stop, stopped = answer["text"][3:5], tmp_path / "stopped.jsonl"
+    assert generate([*arguments[:3], "--out", str(stopped), "--max-tokens", "9", "--seed", "4", "--stop", stop]) == 0
+    assert json.loads(stopped.read_text())["text"] == answer["text"].partition(stop)[0]
+    network = load_language_model(trained / "model")
+    assert network.generate("line 7: abc", max_new_tokens=9, seed=5) == answer["text"]
+    assert network.generate(torch.tensor(codec.encode("line 7: abc")), max_new_tokens=9, seed=5) == expected
 
 
 def test_given_tokenizer_is_copied(trained: Path, tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ import torch
 import gflownet
 from gflownet.certificate.exact import forward_scores, policy_log_prob, terminating_distribution
 from gflownet.config import load_config
-from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.learning.auxiliary import Setup, Teacher, teacher_log_reward
+from gflownet.learning.sampler import sample_forward
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TeacherConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main
-from tests.data.rollouts import rollout
+from tests.learning.rollouts import rollout
 from tests.objectives.spaces import log_symmetries, make_space, rewards_of
 from tests.oracles.tabular import labelled_flows, tabular, uniform_backward
 from tests.tiny_run import metric_rows
@@ -41,7 +41,6 @@ class Lesson:
         believed[self.mode] -= MISSED_BY
         self.scale = scale = log_symmetries(space) if symmetry == "reward" else torch.zeros(len(space.graph))
         algo = AlgoConfig(symmetry=symmetry, teacher=TeacherConfig(share=0.5, mixing=0.0))  # type: ignore[arg-type]
-        self.options = algo.teacher
         flows = labelled_flows(space, believed + scale, uniform_backward(space))
         self.context, self.student = tabular(space, flows, backward=False)
         self.objective = TrajectoryBalance(self.context, algo)
@@ -76,7 +75,7 @@ def test_teacher_zero_loss_at_balanced_flows(symmetry):
     lesson = Lesson(symmetry=symmetry)
     wrong = torch.zeros_like(lesson.log_reward)
     wrong[lesson.mode] = MISSED_BY
-    teacher = lesson.make_teacher(teacher_log_reward(wrong, lesson.log_reward, lesson.options))
+    teacher = lesson.make_teacher(teacher_log_reward(wrong, lesson.log_reward, mixing=0.0))
     batch = lesson.trajectories(60)
     assert teacher.learn(lesson.student, lesson.objective, batch, is_first=False)["teacher_loss"] < 1e-6
     other = lesson.make_teacher(wrong)
@@ -88,21 +87,10 @@ def test_teacher_rewards_of_known_imbalance():
     batch = lesson.trajectories(60)
     found = lesson.teacher.rewarded(lesson.student, lesson.objective, batch)
     missed = torch.tensor([p == lesson.mode for p in lesson.space.position_of(batch.terminal)])
-    expected = teacher_log_reward(torch.where(missed, MISSED_BY, 0.0), batch.log_reward, lesson.options)
+    expected = teacher_log_reward(torch.where(missed, MISSED_BY, 0.0), batch.log_reward, mixing=0.0)
     assert found.log_reward.exp().tolist() == pytest.approx(expected.exp().tolist(), rel=1e-3, abs=1e-5)
     assert bool(missed.any())
     assert found.log_symmetry is batch.log_symmetry
-
-
-def test_teacher_micro_batches():
-    figures = []
-    for num in (1, 4):
-        # Adam would make a step of the noise in gradients that are zero.
-        lesson = Lesson(symmetry="reward", num_micro_batches=num, opt="sgd", learning_rate=0.01)
-        batch, learn = lesson.trajectories(), lesson.teacher.learn
-        figures.append([learn(lesson.student, lesson.objective, batch, is_first=first) for first in (True, False)])
-    for whole, parted in zip(*figures, strict=True):
-        assert parted == pytest.approx(whole, rel=1e-4)
 
 
 RUN = (
@@ -110,7 +98,7 @@ RUN = (
     *("algo.num_from_policy=4", "replay.num_from_replay=4", "replay.warmup=6", "model.num_emb=8"),
     *("model.num_layers=1", "env.max_hidden_nodes=2", "env.max_edges=4", "checkpoint_every=2", "report.every=null"),
 )
-BOTH = ("algo.teacher.share=0.5", "algo.qgfn.use=true", "algo.qgfn.num_steps=1", "algo.qgfn.p=1", "validate_every=2")
+BOTH = ("algo.teacher.share=0.5", "algo.qgfn.use=true", "validate_every=2")
 
 
 def run(folder: Path, *overrides: str) -> int:
@@ -194,8 +182,7 @@ def test_teacher_share_of_trajectories_is_off_policy(tmp_path):
 
 
 def test_action_values_target_is_moving_average(tmp_path):
-    options = ("algo.qgfn.use=true", "algo.qgfn.decay=0.9", "algo.qgfn.learning_rate=0.1")
-    trainer = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}", *options]))
+    trainer = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}", "algo.qgfn.use=true"]))
     values = trainer.auxiliary.action_values
     assert values is not None
     sampled = rollout(trainer.source, 1, policy=trainer.policy, evaluator=_OneScore(), replay=trainer.replay)
@@ -204,7 +191,7 @@ def test_action_values_target_is_moving_average(tmp_path):
     values.learn(sampled.trajectories)
     state = values.state_dict()
     for name, value in state["average"].items():
-        assert torch.allclose(value, 0.9 * first[name] + 0.1 * state["network"][name], atol=1e-6)
+        assert torch.allclose(value, 0.95 * first[name] + 0.05 * state["network"][name], atol=1e-7)
     assert any(not torch.equal(value, first[name]) for name, value in state["network"].items())
 
 
@@ -226,8 +213,6 @@ def test_teacher_initial_weights_differ_from_policy(tmp_path):
         (["algo.teacher.share=0.1"], "expected at least one trajectory for the teacher and one for the policy"),
         (["algo.teacher.share=0.9"], "with algo.num_from_policy=4, got 0.9"),
         (["algo.teacher.share=1"], "algo.teacher.share: expected a number in [0, 1), got 1"),
-        (["algo.qgfn.variant=greedy"], "algo.qgfn.variant: expected one of p_greedy, p_quantile, p_of_max"),
-        (["algo.qgfn.p=2"], "algo.qgfn.p: expected a number in [0, 1], got 2"),
     ],
 )
 def test_invalid_auxiliary_options_raise(tmp_path, capsys, overrides, message):
@@ -239,7 +224,7 @@ def test_invalid_auxiliary_options_raise(tmp_path, capsys, overrides, message):
 
 @pytest.mark.slow
 def test_teacher_with_sub_trajectory_balance_and_learned_backward_policy(tmp_path):
-    options = ("algo.method=subtb", "algo.teacher.share=0.5", "num_training_steps=2", "opt.num_micro_batches=2")
+    options = ("algo.method=subtb", "algo.teacher.share=0.5", "num_training_steps=2")
     assert run(tmp_path / "run", *options, "algo.backward_policy=learned", "algo.symmetry=actions") == 0
     assert all(row["teacher_loss"] >= 0 for row in metric_rows(tmp_path / "run"))
 

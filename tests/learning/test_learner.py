@@ -18,10 +18,10 @@ from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
-from tests.data.policies import opinionated, unconditional
+from tests.learning.policies import opinionated, unconditional
 from tests.sampled_rollouts import sampled_rollouts
 
-SGD = OptimizerConfig(opt="sgd", learning_rate=1.0, momentum=0.0, schedule="constant")
+SGD = OptimizerConfig(opt="sgd", learning_rate=1.0, schedule="constant")
 ENV = GraphBuildingEnv(["a", "b"], max_nodes=3)
 
 

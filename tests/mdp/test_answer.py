@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.sampler import sample_forward
 from gflownet.mdp import answer as answers
 from gflownet.mdp.answer import ask, distinct
 from gflownet.mdp.context import GraphBuildingEnvContext

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.data.sampler import uniform_states
 from gflownet.envs.graph_building import LabelledDAGEnv
 from gflownet.graphs.canonical import ColouredGraph
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp import moves as moves_module
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.construction import NONE, built, taken_apart

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.data import sampler
 from gflownet.envs.slots import HypergridEnv, SlotEnv
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning import sampler
 from gflownet.mdp import answer
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import StateTable, state_table

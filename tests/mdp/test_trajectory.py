@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.data.sampler import sample_backward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.sampler import sample_backward
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import TrajectoryBatch
 from tests.contracts.environments import ENVIRONMENTS

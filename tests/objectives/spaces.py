@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.sampler import sample_backward, sample_forward
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction

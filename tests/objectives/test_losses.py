@@ -14,13 +14,7 @@ import torch
 
 from gflownet.errors import UserError
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
-from gflownet.objectives.config import (
-    REGRESSIONS,
-    ActorCriticConfig,
-    AlgoConfig,
-    SubTrajectoryBalanceConfig,
-    TrajectoryBalanceConfig,
-)
+from gflownet.objectives.config import REGRESSIONS, AlgoConfig, SubTrajectoryBalanceConfig, TrajectoryBalanceConfig
 from gflownet.objectives.steps import BACKWARD_LOSSES
 from tests.fast_cases import slow_except
 from tests.objectives.balanced import prior_policy, random_prior
@@ -37,8 +31,6 @@ from tests.objectives.differences import (
 from tests.objectives.spaces import make_space
 from tests.oracles import losses
 from tests.oracles.equivalent_actions import equivalent_actions_of, read_class_steps
-
-ACTOR_CRITIC = ActorCriticConfig(entropy=0.3, value_weight=0.7, clip=0.1)
 
 
 def subtb(decay: float) -> AlgoConfig:
@@ -62,14 +54,8 @@ CASES = {
     "munchausen": (AlgoConfig(method="munchausen"), partial(losses.soft_q, alpha=0.15, lowest=-25.0)),
     "relative_tb": (AlgoConfig(method="relative_tb"), losses.relative),
     "order_preserving": (AlgoConfig(method="order_preserving"), losses.order_preserving),
-    "a2c": (
-        AlgoConfig(method="a2c", actor_critic=ACTOR_CRITIC),
-        partial(losses.actor_critic, options=ACTOR_CRITIC, clipped=False),
-    ),
-    "ppo": (
-        AlgoConfig(method="ppo", actor_critic=ACTOR_CRITIC),
-        partial(losses.actor_critic, options=ACTOR_CRITIC, clipped=True),
-    ),
+    "a2c": (AlgoConfig(method="a2c"), partial(losses.actor_critic, clipped=False)),
+    "ppo": (AlgoConfig(method="ppo"), partial(losses.actor_critic, clipped=True)),
     "max_likelihood": (AlgoConfig(method="max_likelihood"), losses.max_likelihood),
 }
 WITHOUT_BACKWARD = ("a2c", "ppo")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gflownet.learning.auxiliary import SMOOTHING, imbalance, teacher_log_reward
-from gflownet.objectives.config import AlgoConfig, TeacherConfig
+from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.steps import StepReader
 from tests.objectives.balanced import set_up
 from tests.objectives.spaces import make_space
@@ -42,9 +42,7 @@ def test_imbalance_equals_log_reward_error_of_flows(method, symmetry, backward_p
 @pytest.mark.parametrize(("weight", "mixing"), [(19.0, 0.5), (0.0, 0.0), (3.0, 1.0)])
 def test_teacher_log_reward_matches_paper_formula(weight, mixing):
     deltas, log_rewards = [-3.0, -0.01, 0.0, 0.01, 3.0], [0.0, -1.0, -50.0, 2.0, -1.0]
-    log_reward = teacher_log_reward(
-        torch.tensor(deltas), torch.tensor(log_rewards), TeacherConfig(weight=weight, mixing=mixing)
-    )
+    log_reward = teacher_log_reward(torch.tensor(deltas), torch.tensor(log_rewards), weight=weight, mixing=mixing)
     expected = [
         math.log(SMOOTHING + (1 + weight if delta > 0 else 1) * delta**2) + mixing * student_log_reward
         for delta, student_log_reward in zip(deltas, log_rewards, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gflownet.metrics.statistics import hypervolume
+from gflownet.evaluation.statistics import hypervolume
 
 
 def improvement(point: np.ndarray, front: np.ndarray, reference: np.ndarray) -> float:

@@ -204,7 +204,7 @@ def order_preserving(trajectories, frozen, batch):
     return mean(terms)
 
 
-def actor_critic(trajectories, frozen, batch, *, options, clipped):
+def actor_critic(trajectories, frozen, batch, *, clipped):
     sampled = [
         (s, before, reward)
         for steps, frozen_steps, reward, origin in zip(
@@ -223,9 +223,9 @@ def actor_critic(trajectories, frozen, batch, *, options, clipped):
         actor = -s.log_forward * advantage
         if clipped:
             ratio = math.exp(s.log_forward - before.log_forward)
-            bounded = min(max(ratio, 1 - options.clip), 1 + options.clip)
+            bounded = min(max(ratio, 0.8), 1.2)
             actor = -min(ratio * advantage, bounded * advantage)
-        terms.append(actor + options.value_weight * (s.state_output - reward) ** 2 - options.entropy * s.entropy)
+        terms.append(actor + 0.5 * (s.state_output - reward) ** 2 - 0.01 * s.entropy)
     return mean(terms)
 
 

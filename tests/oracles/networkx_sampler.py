@@ -1,4 +1,4 @@
-"""Reference for sample_forward of gflownet/data/sampler.py: networkx graphs, one after another.
+"""Reference for sample_forward of gflownet/learning/sampler.py: networkx graphs, one after another.
 
 Every graph is copied at every step, and its legal actions and features are computed one by one. Graphs share only the
 call of the policy.

@@ -6,7 +6,6 @@ import networkx as nx
 import torch
 from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
-from gflownet.envs.cells import CellEnv
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
@@ -16,21 +15,13 @@ from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.action import GraphAction, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
-from tasks.catalogue_space import CatalogueEnv
+from tasks.catalogue import CatalogueEnv
 from tasks.recurrent_stacks import RecurrentStackEnv
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.labelled_dag import LabelledDAGOracle
 from tests.oracles.operation_graph import OperationGraphOracle, SharingOracle
-from tests.oracles.slots import (
-    BitSequenceOracle,
-    CappedCellsOracle,
-    CatalogueOracle,
-    CellsOracle,
-    ChoicesOracle,
-    HypergridOracle,
-    RecurrentStackOracle,
-)
+from tests.oracles.slots import BitSequenceOracle, CatalogueOracle, ChoicesOracle, HypergridOracle, RecurrentStackOracle
 from tests.oracles.tensor_graph import TensorGraphOracle
 
 
@@ -57,13 +48,14 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
             max_nodes=env.vocabulary.max_nodes,
             functions=node_attributes.get("function", ()),
         )
-    if isinstance(env, ChoicesEnv):
-        capped = None if env.capped is None else env.capped.settings
-        return ChoicesOracle(env.vocabulary.node_types, env.values, env.places, settings=capped)
     if isinstance(env, CatalogueEnv):
-        return CatalogueOracle(env.vocabulary.node_types, num_graphs=len(env.graphs), branching=env.branching)
+        return CatalogueOracle(env.vocabulary.node_types, num_graphs=len(env.graphs), branching=len(env.values))
     if isinstance(env, RecurrentStackEnv):
-        return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=env.choices)
+        choices = {place.name: place.values for place in env.places.places}
+        return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=choices)
+    if isinstance(env, ChoicesEnv):
+        attribute = env.vocabulary.node_attributes[0].name
+        return ChoicesOracle(env.vocabulary.node_types, attribute, env.values, env.places, limits=env.limits)
     if isinstance(env, OperationGraphEnv):
         return (SharingOracle if env.share else OperationGraphOracle)(
             env.input_shapes,
@@ -76,9 +68,7 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
             max_hidden_nodes=env.max_hidden_nodes,
             max_edges=env.max_edges,
         )
-    if isinstance(env, CellEnv) and env.caps is not None:
-        return CappedCellsOracle(env.vocabulary.node_types, env.values, env.caps)
-    for kind, slots in ((HypergridEnv, HypergridOracle), (BitSequenceEnv, BitSequenceOracle), (CellEnv, CellsOracle)):
+    for kind, slots in ((HypergridEnv, HypergridOracle), (BitSequenceEnv, BitSequenceOracle)):
         if isinstance(env, kind):
             return slots(env.vocabulary.node_types, env.vocabulary.node_attributes[0].name, env.values)
     assert isinstance(env, ComputationGraphEnv)

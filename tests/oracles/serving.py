@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.requests import Request
-from gflownet.rhn.serving.sampler import Sampler
+from gflownet.rhn.serving.requests import Answer, Request
+from gflownet.rhn.serving.sampler import TokenSampler
 from gflownet.rhn.serving.sampling import FinishReason, Sampled
-from gflownet.rhn.serving.stopping import new_answer
 from gflownet.rhn.text_codec import BYTES
 
 
@@ -26,7 +25,7 @@ class SlowAnswer:
 
 def slow_answer(model: LanguageModel, request: Request) -> SlowAnswer:
     params, (layers, width) = request.params, model.state_shape
-    sampler, answer = Sampler(1, model.vocabulary_size, model.device), new_answer(params, BYTES)
+    sampler, answer = TokenSampler(1, model.vocabulary_size, model.device), Answer(params, BYTES)
     sampler.place(0, params, request.prompt)
     starts, state = request.state is None, torch.zeros(layers, 1, width, dtype=model.dtype)
     if request.state is not None:

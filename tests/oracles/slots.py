@@ -6,7 +6,7 @@ from itertools import product
 
 import networkx as nx
 
-from gflownet.envs.cells import CostCaps
+from gflownet.envs.choice_limits import ListedSettings, SummedCosts
 from gflownet.envs.choice_places import Places, Setting
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
@@ -37,27 +37,6 @@ class CellsOracle(GraphBuildingOracle):
         return graph.nodes[place]["attributes"].get(self.attribute)
 
 
-class CappedCellsOracle(CellsOracle):
-    """Cells whose sums of costs are within two caps: every state is a part of such a cell."""
-
-    def __init__(self, names: Sequence[str], values: Sequence, caps: CostCaps) -> None:
-        super().__init__(names, "operation", values)
-        limits = [float("inf") if cap is None else cap for cap in (caps.max_parameters, caps.max_multiply_adds)]
-        self.cells = []
-        for choice in product(range(len(values)), repeat=len(names)):
-            cost = caps.costs.of(choice)
-            if cost.num_parameters <= limits[0] and cost.multiply_adds <= limits[1]:
-                self.cells.append([values[position] for position in choice])
-
-    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        return super().allows(graph, action) and self.is_state(self.apply(graph, action))
-
-    def is_state(self, graph: NxGraph) -> bool:
-        """Return whether the operations that are set are those of a cell within the caps."""
-        chosen = [(place, self.value(graph, place)) for place in graph]
-        return any(all(value in (None, cell[place]) for place, value in chosen) for cell in self.cells)
-
-
 class BitSequenceOracle(CellsOracle):
     """Places that are filled from left to right."""
 
@@ -77,11 +56,11 @@ class CatalogueOracle(BitSequenceOracle):
     """Digits from left to right: every state begins the code of a listed graph, codes being spread evenly."""
 
     def __init__(self, names: Sequence[str], *, num_graphs: int, branching: int) -> None:
-        super().__init__(names, "branch", range(branching))
+        super().__init__(names, "branch", list(map(str, range(branching))))
         self.codes = []
         for index in range(num_graphs):
             code = index * branching ** len(names) // num_graphs
-            self.codes.append([code // branching**place % branching for place in reversed(range(len(names)))])
+            self.codes.append([str(code // branching**place % branching) for place in reversed(range(len(names)))])
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
         if action.action_type == Kind.Stop:
@@ -148,11 +127,17 @@ class ChoicesOracle(CellsOracle):
     """Places with values: every state is a part of a complete setting, closed under the places of its conditions."""
 
     def __init__(
-        self, names: Sequence[str], texts: Sequence, places: Places, *, settings: Sequence[Setting] | None
+        self,
+        names: Sequence[str],
+        attribute: str,
+        texts: Sequence,
+        places: Places,
+        *,
+        limits: ListedSettings | SummedCosts | None,
     ) -> None:
-        super().__init__(names, "value", texts)
+        super().__init__(names, attribute, texts)
         self.places = places
-        self.settings = [with_texts(setting) for setting in settings or brute_force_settings(places)]
+        self.settings = [with_texts(setting) for setting in settings_within(places, limits)]
         self.conditions = {place.name: [name for name, _ in place.only_if] for place in places.places}
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
@@ -182,6 +167,19 @@ def brute_force_settings(places: Places) -> list[Setting]:
         if setting not in settings:
             settings.append(setting)
     return settings
+
+
+def settings_within(places: Places, limits: ListedSettings | SummedCosts | None) -> Sequence[Setting]:
+    """Return the settings that are listed, or whose sum of costs is within the caps, or all."""
+    if isinstance(limits, ListedSettings):
+        return limits.settings
+    settings = brute_force_settings(places)
+    if limits is None:
+        return settings
+    caps = [float("inf") if cap is None else cap for cap in limits.caps]
+    choices = ([place.values.index(setting[place.name]) for place in places.places] for setting in settings)
+    costs = map(limits.of, choices)
+    return [s for s, cost in zip(settings, costs, strict=True) if cost[0] <= caps[0] and cost[1] <= caps[1]]
 
 
 def with_texts(setting: Setting) -> dict[str, object]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.sampler import sample_forward
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
 from gflownet.policy.config import ModelConfig
@@ -17,7 +17,7 @@ from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.policy.mlp import MLPPolicy
 from gflownet.policy.sequence_transformer import SequenceTransformerPolicy
-from gflownet.policy.wrappers import PolicyInParts, PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from tests.contracts.environments import ENVIRONMENTS
 
 CPU = torch.device("cpu")
@@ -91,27 +91,6 @@ def test_compiled_policy_matches_plain_policy(policy_class, monkeypatch):
     torch.compiler.reset()
     assert torch.allclose(copy.deepcopy(policy)(batch, conditioning)[0].log_probs()[1], expected, atol=1e-5)
     assert compiled, "a deep copy, as used for workers, is compiled too"
-
-
-@BOTH
-def test_policy_in_parts_gives_same_gradient_with_less_memory(policy_class):
-    context, policy = make_policy(policy_class)
-    states = sample_forward(
-        context, policy, conditioning=Conditioning(torch.zeros(6, 1), torch.ones(6)), generator=torch.Generator()
-    ).states
-    batch, conditioning = context.to_batch(states), torch.zeros(len(states), 1)
-    gradients, saved_bytes = [], []
-    for num_parts in (1, 8, len(states) + 1):
-        policy.zero_grad()
-        in_parts, sizes = PolicyInParts(policy, context, num_parts=num_parts), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, lambda x: x):
-            categorical, outputs = in_parts(batch, conditioning)
-        (categorical.logsumexp() + outputs.square()).sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
-        saved_bytes.append(sum(sizes))
-    for parted in gradients[1:]:
-        assert torch.allclose(parted, gradients[0], rtol=1e-3, atol=1e-5 * float(gradients[0].abs().max()))
-    assert saved_bytes[1] < 0.1 * saved_bytes[0]
 
 
 @BOTH

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 import gflownet
 from gflownet.evaluation.final import TopArchitecture
+from gflownet.evaluation.statistics import simultaneous_intervals
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus
 from gflownet.files import sealed
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.metrics.statistics import simultaneous_intervals
 from gflownet.report.architectures import TOP_NAME, complaints, with_translation, write_top_architectures
 from gflownet.report.results import Finalist
 from gflownet.translation import summary, to_pytorch_model, to_source
@@ -84,6 +84,7 @@ def test_write_top_architectures_of_final_stage(tmp_path):
         "interval": [intervals[1].low, min(intervals[1].high, 1.0)],
         "scores": [0.7, 0.9, 0.75],
         "test_scores": [0.5, None, 0.75],
+        "num_choice": 0,
         "errors": [],
     }
     assert entries[2]["final"]["interval"] is None

@@ -26,7 +26,16 @@ RUNS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "masks": ("images", ("evaluation.objectives=[]",), {"method": "surrogate"}),
     "text": ("text_blocks", (), {"method": "surrogate"}),
     "own_code": ("choices", (), {"method": "surrogate"}),
-    "own_environment": ("choices", ("task=my_task:Sums", "env.name=my_env:Sums"), {"about": "Sums of my numbers."}),
+    "own_environment": (  # the trees of docs/extending.md, with noise in the score
+        "coloured_graphs",
+        ("task=trees:ColourfulTrees", "env.name=trees:TreeContext", "search.method=surrogate", "budget.evaluations=40"),
+        {
+            "about": "Rewards edges between different colours.",
+            "method": "surrogate",
+            "num_search": 26,
+            "num_verified": 4,
+        },
+    ),
     "exact": ("exact", (), {}),
 }
 

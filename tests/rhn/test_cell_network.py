@@ -15,10 +15,10 @@ from gflownet.evaluation.candidates.language import LanguageTraining, bits_per_b
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.layers import CarriedConvolution
 from gflownet.operations.vocabulary import aggregation
-from gflownet.rhn.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
+from gflownet.rhn.cell_network import CellConfig, CellNetwork, num_cell_parameters
 from gflownet.rhn.checkpoint import description_of, load_language_model, model_of, save_language_model
 from gflownet.testing.operations import check_operation
-from tasks.language import formulas
+from tasks.language import fit_cell_parameters, formulas
 
 PRODUCT, BLEND = "gflownet.translation.gating:Product", "gflownet.translation.gating:Blend"
 
@@ -193,7 +193,7 @@ def test_invalid_cell_raises_one_line() -> None:
 
 
 def test_causal_convolution_keeps_the_contract_and_equals_a_padded_one() -> None:
-    name = "gflownet.translation.cell_network:CausalConvolution"
+    name = "gflownet.operations.recurrent:CausalConvolution"
     check_operation(name)
     layer = CarriedConvolution(3, kernel_size=4, dilation=2).double()
     x = torch.randn(2, 9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import gflownet
 from gflownet.errors import UserError
-from gflownet.rhn.checkpoint import load_language_model, save_language_model
-from gflownet.rhn.config import CONFIGS, RHNConfig
+from gflownet.rhn.checkpoint import description_of, load_language_model, save_language_model
+from gflownet.rhn.config import CONFIGS, RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.network import RHN, RecurrentNetwork
 from tests.rhn.random_networks import random_network, random_stack
 
@@ -166,3 +167,27 @@ def test_load_run_folder_suggests_its_model(tmp_path: Path) -> None:
     save_language_model(tmp_path / "model", RHN(RHNConfig(hidden_size=4, intermediate_size=4, depth=1, rank=1)))
     with pytest.raises(UserError, match=re.escape(f"did you mean {tmp_path / 'model'}?")):
         load_language_model(tmp_path)
+
+
+def test_generate_of_an_architecture_of_a_run(tmp_path: Path) -> None:
+    module = {"build": "gflownet.rhn.checkpoint:model_of", "of": "language_model"}
+    description = description_of(StackConfig((StackLayer("gru"), StackLayer("rhn")), width=8))
+    (tmp_path / "top_architectures.json").write_text(
+        json.dumps([{"rank": 0, "graph": {}, "language_model": description, "module": module}])
+    )
+    model = gflownet.load(tmp_path, weights=False)
+    texts = [model.generate("a b", max_new_tokens=20, seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    tokens = [*b"a b"]
+    for token in model.generate(tokens, max_new_tokens=4, temperature=0):
+        assert int(model(torch.tensor([tokens]))[0][0, -1].argmax()) == token
+        tokens.append(token)
+    for prompt, options, message in (
+        ("", {}, "prompt: expected at least one token, got none"),
+        ([256], {}, "prompt: expected tokens of 0 .. 255, got 256"),
+        ("a", {"temperature": -1}, "temperature: expected a number from 0 to 1e6, got -1"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            model.generate(prompt, **options)
+    with pytest.raises(ValueError, match="prompt: expected tokens, for a vocabulary of 5 without a tokenizer, got a"):
+        random_network(CONFIG, 0).generate("a")

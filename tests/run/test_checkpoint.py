@@ -100,7 +100,7 @@ def test_trainer_state_matches_format_version(tmp_path: Path) -> None:
     path.write_bytes(asset(FORMAT_VERSION))
     trainer = GFNTrainer(command_config(None, [*ASSET_RUN, f"log_dir={tmp_path}"]))
     trainer.load_state_dict(load(path))
-    assert trainer.step == 1
+    assert trainer.progress.step == 1
     trainer.progress.errors.clear()
     assert layout_of(trainer.state_dict()) == layout_of(load(path))
 

@@ -81,7 +81,7 @@ def _killed_when(folder: Path, num_rows: int, command: list[str]) -> None:
 @pytest.mark.slow
 def test_default_command_has_equal_stores_under_load_and_after_three_kills(tmp_path):
     train = [sys.executable, "-m", "gflownet.train", "wandb.mode=disabled", *_POOL]
-    small = ["budget.evaluations=24", "search.sampler.num_likelihood_updates=4", "search.sampler.num_updates=4"]
+    small = ["budget.evaluations=24", "search.sampler.num_updates=4"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert subprocess.run([*train, *small, f"log_dir={whole}"], stdout=subprocess.DEVNULL).returncode == 0
     load = subprocess.Popen([sys.executable, "-c", "while True: pass"])

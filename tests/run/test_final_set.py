@@ -52,8 +52,8 @@ def weights_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "weights").iterdir()}
 
 
-def task_of(folder: Path) -> TensorTask:
-    config = load_config(str(folder / "config.yaml"), ())
+def task_of(folder: Path, *options: str) -> TensorTask:
+    config = load_config(str(folder / "config.yaml"), options)
     task_class = TASKS.load(config.task)
     return task_class(with_task_options(config, task_class.Config))
 
@@ -141,7 +141,7 @@ def chosen_again(
 ) -> tuple[Any, str, dict[str, float]]:
     """Return set.json, the line and the summary of the choice of a finished run, written to another folder."""
     config = load_config(str(folder / "config.yaml"), options)
-    task = task_of(folder)
+    task = task_of(folder, *options)
     (row, *_) = rows = rows_of(folder)
     best = json.loads((folder / "top_architectures.json").read_text())[0]["final"]["scores"]
     top = next(each for each in rows if 0 < each.seed < RANDOM_REPEAT and each.score in best)
@@ -207,8 +207,7 @@ def test_random_set_is_chosen_by_the_same_rule(finished_runs, tmp_path: Path):
         outputs = [task.outputs(graph, each, split=split) for graph, each in zip(graphs, loaded, strict=True)]
         return [predicted(each, getattr(task.splits_in_use, split).targets) for each in outputs]
 
-    sizes = [row.num_parameters or 0 for row in rows]
-    chosen = greedy(predictions("validation"), task.validation.targets, sizes, size=5, max_parameters=math.inf)
+    chosen = greedy(predictions("validation"), task.validation.targets, size=5)
     mean = torch.stack([predictions("test")[place] for place in chosen]).mean(0)
     (row,) = [each for each in content["table"] if each["key"] == "random_set"]
     assert {name: row[name] for name in ("accuracy", "log_loss")} == pytest.approx(
@@ -216,15 +215,12 @@ def test_random_set_is_chosen_by_the_same_rule(finished_runs, tmp_path: Path):
     )
 
 
-def test_set_stays_within_its_parameters(finished_runs, tmp_path: Path):
+def test_set_lines_name_the_metric_of_the_run(finished_runs, tmp_path: Path):
     folder = finished_runs("digits")
-    smallest = min(row.num_parameters for row in rows_of(folder) if row.num_parameters and row.seed < RANDOM_REPEAT)
-    options = f"final.set_parameters={smallest + 1}", "final.set=3"
-    content, *_ = chosen_again(folder, tmp_path / "small", *options)
-    assert content["table"][0]["num_parameters"] == smallest
-    assert content["table"][0]["name"] == "a set of 3"
-    _, line, _ = chosen_again(folder, tmp_path / "none", "final.set_parameters=3")
-    assert line == "no set of networks: no outputs of modules that this run has trained within final.set_parameters=3"
+    content, line, _ = chosen_again(folder, tmp_path / "small", "final.set=3", "evaluation.training.metric=f1")
+    assert content["table"][0]["f1"] != content["table"][0]["accuracy"]
+    assert f": f1 {content['table'][0]['f1']:.4g}, accuracy {content['table'][0]['accuracy']:.4g}; " in line
+    assert content["table"][0]["name"].startswith("a set of 3")
 
 
 def test_best_alone_has_new_seeds(finished_runs, tmp_path: Path):
@@ -251,23 +247,21 @@ def test_networks_without_finite_outputs_are_not_in_the_set(finished_runs, tmp_p
     assert math.isfinite(content["table"][0]["log_loss"])
 
 
-def test_kept_weights_have_small_networks_for_a_set_within_a_cap(tmp_path: Path):
-    """Of each number of networks that fit into the cap together the best are kept."""
-    options = FinalConfig(set=3, set_parameters=90, keep=1)
+def test_kept_weights_are_the_best_within_the_limits(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("gflownet.run.final_set._NUM_KEPT", 2)
     task: Any = type("Task", (StubTask,), {"max_fidelity": 4, "outputs": None})({})
     task.limits = {"cost": 5.0}
-    parts: Any = SimpleNamespace(config=SimpleNamespace(final=options), task=task, plan=SimpleNamespace(num_final=1))
+    config = SimpleNamespace(final=FinalConfig(set=3))
+    parts: Any = SimpleNamespace(config=config, task=task, plan=SimpleNamespace(num_final=1))
     run: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path, write=write_whole, resumed=False))
     weights = kept_weights(parts, run)
     assert weights is not None
-    sizes = {"large": (0.9, 91), "one": (0.8, 90), "two": (0.5, 45), "worse": (0.4, 45), "small": (0.2, 2)}
-    rows = [
-        record(key, score=score, num_parameters=size, metrics={"cost": 1.0}) for key, (score, size) in sizes.items()
-    ]
-    rows.append(record("limited", score=1.0, num_parameters=2, metrics={"cost": 9.0}))
+    scores = {"a": 0.9, "b": 0.8, "worse": 0.4}
+    rows = [record(key, score=score, metrics={"cost": 1.0}) for key, score in scores.items()]
+    rows.append(record("limited", score=1.0, metrics={"cost": 9.0}))
     for row in rows:
         weights.add(row, b"weights")
-    assert [row.key for row in rows if weights.path(row).exists()] == ["one", "two", "small"]
+    assert [row.key for row in rows if weights.path(row).exists()] == ["a", "b"]
 
 
 def test_failed_outputs_leave_a_line(finished_runs, tmp_path: Path, monkeypatch):

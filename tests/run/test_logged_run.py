@@ -21,12 +21,12 @@ from tests.run.wandb_records import WandbRecords, listing, read_session
 from tests.small_run import run
 
 OPTIONS = (
-    *("wandb.mode=offline", "wandb.checkpoint_every=1", "wandb.group=of the test", "wandb.tags=[first, second]"),
+    "wandb.mode=offline",
     *("tensorboard.use=true", "report.every=0", "checkpoint_every=2", "algo.num_from_policy=2", "seed=3"),
     *("certify=true", "certify_samples=8", "certify_max_states=20", "evaluation.executor=inline"),
     *("task=tests.toy_tasks:Trains", "search.method=surrogate", "search.surrogate.name=gaussian_process"),
     *("search.num_initial=3", "search.batch_size=2", "print_every=1"),
-    *("search.sampler.num_likelihood_updates=0", "search.sampler.num_updates=7", "search.sampler.num_verified=0"),
+    *("search.sampler.num_updates=7", "search.sampler.num_verified=0"),
     *("final.top=2", "final.num_seeds=2", "final.num_random=4", "final.share=0.4"),
     "wandb.project=${oc.env:PROJECT_OF_THE_TEST}",
 )
@@ -115,7 +115,7 @@ def test_wandb_listing_names_every_item(session: WandbRecords) -> None:
 
 
 def test_wandb_console_output(folder: Path, session: WandbRecords) -> None:
-    for words in ("search.method=surrogate", "training of the sampler 3/3", "best architectures", "everything about"):
+    for words in ("search.method=surrogate", "training of the sampler 6/6", "best architectures", "everything about"):
         assert words in session.console
     assert f"report: {folder / 'report.html'}" in session.console
 
@@ -175,7 +175,6 @@ def test_wandb_artifacts(folder: Path) -> None:
         [sorted(each.aliases) for each in records.artifacts if each.name == f"checkpoint-{records.run_id}"]
         for records in (first, second)
     ]
-    assert checkpoints[0][0] == ["latest", "step-2"]
     assert checkpoints[1][-1] == ["final", "latest", f"step-{last}"]
     best = next(each for each in second.artifacts if each.name == f"architectures-{second.run_id}")
     names = {content.path for content in best.manifest.contents}

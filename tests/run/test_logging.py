@@ -15,7 +15,7 @@ from rich.console import Console
 from gflownet.config import TensorBoardConfig, WandbConfig
 from gflownet.files import CHECKSUM
 from gflownet.run.logging import METRICS_NAME, MetricLogger, MetricsFile
-from gflownet.run.view import Limits
+from gflownet.run.view import PlannedWork
 from tests.run.test_wandb_log import FakeWandb
 
 
@@ -59,7 +59,13 @@ def test_metric_logger_writes_all_logs(tmp_path: Path) -> None:
     options = WandbConfig(mode="disabled")
     console = Console(file=output, width=120)
     with MetricLogger(
-        tmp_path, limits=Limits(num_steps=4), print_every=2, wandb=options, config={}, resume_step=1, console=console
+        tmp_path,
+        planned=PlannedWork(num_steps=4),
+        print_every=2,
+        wandb=options,
+        config={},
+        resume_step=1,
+        console=console,
     ) as logger:
         logger.print("[bold]as written[/bold]")
         logger.write(2, {"loss": 1.5, "seconds": 0.1})
@@ -75,7 +81,9 @@ def test_offline_run_ends_with_the_line_that_uploads_it(tmp_path: Path, monkeypa
         monkeypatch.setitem(sys.modules, "wandb", FakeWandb({}))
         output, options = io.StringIO(), WandbConfig(mode=cast(Any, mode))
         console, folder = Console(file=output, width=80), tmp_path / "my run"
-        with MetricLogger(folder, limits=Limits(num_steps=1), print_every=1, wandb=options, config={}, console=console):
+        with MetricLogger(
+            folder, planned=PlannedWork(num_steps=1), print_every=1, wandb=options, config={}, console=console
+        ):
             pass
         line = f"wandb: metrics are offline; to upload: wandb sync '{folder}/wandb'/offline-run-*\n"
         assert output.getvalue() == (line if is_printed else ""), mode
@@ -87,7 +95,12 @@ def test_error_of_a_drawing_is_one_line_and_the_log_goes_on(tmp_path: Path) -> N
 
     output = io.StringIO()
     console = Console(file=output, width=120)
-    options = {"limits": Limits(num_steps=2), "print_every": 1, "wandb": WandbConfig(mode="disabled"), "config": {}}
+    options = {
+        "planned": PlannedWork(num_steps=2),
+        "print_every": 1,
+        "wandb": WandbConfig(mode="disabled"),
+        "config": {},
+    }
     with MetricLogger(tmp_path, **options, tensorboard=TensorBoardConfig(use=True), console=console) as logger:
         logger.write(1, {"loss": 1.0})
         logger.write_leaders(["hash"], rows_of_a_broken_task)

@@ -15,9 +15,9 @@ from gflownet.evaluation.task import GFNTask, Score
 from gflownet.evaluation.tasks import TASKS
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.records.status import read_status
-from gflownet.run.components import Components
+from gflownet.run.components import Builder
 from gflownet.run.extensions import load_extensions, unused_line
-from gflownet.run.plan import Plan, divided
+from gflownet.run.plan import RunPlan, divided
 from tests.small_run import run
 from tests.toy_tasks import RewardsHiddenNodes
 
@@ -30,16 +30,16 @@ def digits(objectives: tuple[str, ...]) -> GFNTask:
     return TASKS.load("digits")(load_config(None, [f"evaluation.objectives=[{','.join(objectives)}]"]))
 
 
-def plan(*options: str) -> Plan:
+def plan(*options: str) -> RunPlan:
     """Return the plan of a run, without its policy."""
     config, extensions = load_extensions(load_config(None, [*SMALL_DIGITS, *options]))
     task = digits(tuple(config.evaluation.objectives)) if config.task == "digits" else extensions.task(config)
     parts: Any = SimpleNamespace(config=config, extensions=extensions, task=task)
-    return Components._resolve_method(parts)
+    return Builder._resolve_method(parts)
 
 
 def test_options_that_a_search_does_not_use_are_named():
-    options = ["opt.learning_rate=0.01", "opt.momentum=0.5", "replay.num_updates=2", "algo.num_from_policy=3"]
+    options = ["opt.learning_rate=0.01", "replay.num_updates=2", "algo.num_from_policy=3"]
     named = "replay.num_updates, opt.learning_rate"
     for method, further, expected in (
         ("surrogate", [], named),

@@ -39,10 +39,11 @@ def entries(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / QUARANTINE_NAME).read_text().splitlines()]
 
 
-def test_run_lists_candidates_that_end_their_process(tmp_path, capsys):
+def test_run_lists_candidates_that_end_their_process(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("gflownet.evaluation.dispatcher.MAX_ATTEMPTS", 1)
     folder = tmp_path / "run"
     task = f"task={__name__}:{ExitsOrFillsMemory.__name__}"
-    options = (task, "evaluation.executor=inline", "evaluation.max_attempts=1", "num_training_steps=2")
+    options = (task, "evaluation.executor=inline", "num_training_steps=2")
     assert run(folder, *options) == 0
     shown = capsys.readouterr()
     rows, listed = statuses(folder), entries(folder)

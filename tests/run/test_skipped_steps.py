@@ -39,7 +39,8 @@ def test_policy_that_cannot_be_sampled_ends_the_run(options, tmp_path, capsys):
 
 
 def test_steps_are_skipped_until_too_many_in_a_row(finished_runs, tmp_path, monkeypatch, capsys):
-    options = ("checkpoint_every=1", "opt.max_skipped=2")
+    options = ("checkpoint_every=1",)
+    monkeypatch.setattr("gflownet.run.failures._MAX_SKIPPED", 2)
     break_losses(monkeypatch, {3, 5, 6})
     monkeypatch.setattr("gflownet.run.failures.MAX_BATCHES", 2)
     assert run(tmp_path / "run", *options) == 2

@@ -31,7 +31,7 @@ _METHOD = (
     *PLACES,
     *("search.method=surrogate", "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"),
     *("search.batch_size=3", "search.num_initial=3", "budget.evaluations=15"),
-    *("search.sampler.num_likelihood_updates=0", "search.sampler.num_updates=8", "search.sampler.num_verified=1"),
+    *("search.sampler.num_updates=4", "search.sampler.num_verified=1"),
 )
 
 
@@ -100,7 +100,7 @@ CASES = {
         ("final.top=3", "final.num_seeds=3", "final.num_random=6", "final.share=0.4"),
         (
             End(TERM, WRITE, 2, _num_rows(2)),
-            End(KILL, WRITE, 4, lambda folder: "log_Z" in metric_rows(folder)[-1]),
+            End(KILL, WRITE, 5, lambda folder: "log_Z" in metric_rows(folder)[-1]),
             End(TERM, (Sampler, "propose"), 2, lambda folder: "log_Z" in metric_rows(folder)[-1]),
             End(KILL, STAGE, 2, _is_in_final_stage),
             End(TERM, STAGE, 6, _is_in_final_stage, "interrupted: ranked by the trainings so far"),

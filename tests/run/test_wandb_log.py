@@ -13,7 +13,7 @@ from gflownet.config import WandbConfig
 from gflownet.report.results import Results
 from gflownet.run.logging import MetricLogger
 from gflownet.run.run_log import RunResults
-from gflownet.run.view import Limits
+from gflownet.run.view import PlannedWork
 from gflownet.run.wandb_log import WandbLog, has_wandb_key
 
 
@@ -129,7 +129,7 @@ def test_wandb_failures_print_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_disabled_wandb_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
     options = WandbConfig(mode="disabled")
-    with MetricLogger(tmp_path, limits=Limits(num_steps=1), print_every=1, wandb=options, config={}) as logger:
+    with MetricLogger(tmp_path, planned=PlannedWork(num_steps=1), print_every=1, wandb=options, config={}) as logger:
         logger.write(1, {"loss": 1.0})
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from gflownet.config import load_config
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation
-from gflownet.evaluation.job import Outcome, Request, Ticket, record_of
+from gflownet.evaluation.job import EvaluationFuture, Outcome, Request, record_of
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.evaluation.store.rows import EvaluationStatus
@@ -29,7 +29,7 @@ PLACES = (
     *("env.choices.places={a: [0, 1, 2], b: [0, 1, 2], c: [0, 1, 2], d: [0, 1, 2]}", "algo.num_from_policy=4"),
     *("num_training_steps=4", "model.name=mlp", "model.num_layers=1", "model.num_emb=8", "replay.use=false"),
     *("evaluation.floor_score=0.01", "final.top=0", "wandb.mode=disabled", "search.batch_size=1"),
-    *("search.sampler.num_likelihood_updates=2", "search.sampler.num_updates=3", "search.sampler.num_verified=0"),
+    *("search.sampler.num_updates=3", "search.sampler.num_verified=0"),
 )
 
 
@@ -132,17 +132,21 @@ class UnorderedEvaluator(AsynchronousEvaluator):
 
     def __init__(self, task: Any, *, seed: int = 0, num_until_stop: int = 10**6) -> None:
         self.task, self.num_until_stop = task, num_until_stop
-        self._random, self._unfinished, self._tickets = Random(seed), list[Ticket](), dict[str, Ticket]()
+        self._random, self._unfinished, self._futures = (
+            Random(seed),
+            list[EvaluationFuture](),
+            dict[str, EvaluationFuture](),
+        )
 
-    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
-        tickets = []
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[EvaluationFuture]:
+        futures = []
         for request in requests:
             key = request.candidate.canonical_key()
-            if key not in self._tickets:
-                self._tickets[key] = Ticket(request, step)
-                self._unfinished.append(self._tickets[key])
-            tickets.append(self._tickets[key])
-        return tickets
+            if key not in self._futures:
+                self._futures[key] = EvaluationFuture(request, step)
+                self._unfinished.append(self._futures[key])
+            futures.append(self._futures[key])
+        return futures
 
     def advance(self, *, timeout: float | None) -> int:
         if not self.num_until_stop:
@@ -160,20 +164,20 @@ class UnorderedEvaluator(AsynchronousEvaluator):
     def num_in_flight(self) -> int:
         return len(self._unfinished)
 
-    def _finish(self, ticket: Ticket) -> None:
-        score, status = outcome(self.task, ticket.request.candidate)
+    def _finish(self, future: EvaluationFuture) -> None:
+        score, status = outcome(self.task, future.request.candidate)
         result = Outcome(status, 1.0, score=Score(score), error=None if status is EvaluationStatus.OK else "test")
-        ticket.record = record_of(ticket, result, run=self.run, floor_score=0.01)
+        future.record = record_of(future, result, run=self.run, floor_score=0.01)
 
 
 class DirectEvaluator(UnorderedEvaluator):
     """Scores candidates at once."""
 
-    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
-        tickets = super().submit(requests, step=step)
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[EvaluationFuture]:
+        futures = super().submit(requests, step=step)
         while self._unfinished:
             self._finish(self._unfinished.pop())
-        return tickets
+        return futures
 
 
 def run_search(

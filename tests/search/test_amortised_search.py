@@ -30,7 +30,7 @@ def distance(method: SurrogateGFlowNet, graph: StateGraph, beta: float) -> float
     encoding = no_conditioning(1, method.setup.context.num_cond_dim).encoding[0]
     scores = forward_scores(method.setup.context, method.policy.learner.sampling, encoding)
     target = torch.zeros(len(graph), dtype=torch.float64)
-    log_values = method.log_values(graph.states[graph.terminal], torch.Generator().manual_seed(0))
+    log_values = method.log_values(graph.states[graph.terminal])
     target[graph.terminal] = (beta * log_values).softmax(0)
     return total_variation(terminating_distribution(graph, policy_log_prob(graph, scores)), target)
 

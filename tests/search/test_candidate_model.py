@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from gflownet.config import load_config, with_task_options
-from gflownet.data.sampler import uniform_states
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.store.rows import EvaluationStatus
-from gflownet.search.acquisition import ExpectedImprovement, boxes_above, log_expected_improvement
+from gflownet.learning.sampler import uniform_states
+from gflownet.search.acquisition import boxes_above, log_expected_improvement, log_improvement
 from gflownet.search.candidate_model import CandidateModel, Fantasies, in_scores, spread_order
 from gflownet.search.config import SearchConfig, SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
@@ -81,7 +81,7 @@ class Search:
 
     def log_values(self) -> Tensor:
         self.model.fit(self.history, self.positions)
-        return self.model.log_values(self.model.encode(self.new), torch.Generator().manual_seed(0))
+        return self.model.log_values(self.model.encode(self.new))
 
 
 def test_candidate_model_of_one_score_is_the_acquisition(table):
@@ -92,19 +92,16 @@ def test_candidate_model_of_one_score_is_the_acquisition(table):
     surrogate.fit(surrogate.encode(search.history.states), scores)
     prediction = surrogate.predict(surrogate.encode(search.new))
     best = float(surrogate.warp(scores).max())
-    torch.testing.assert_close(values, ExpectedImprovement().log_values(prediction, best, torch.Generator()))
+    torch.testing.assert_close(values, log_improvement(prediction, best))
     expected = search.model.expected_scores(search.model.encode(search.new))
     torch.testing.assert_close(expected, surrogate.unwarp(prediction.mean).clamp(min=0))
 
 
-@pytest.mark.parametrize(
-    ("shape", "value", "expected"), [((40, 1), 0.0, r"got shape \[40, 1\]"), ((40,), math.nan, "got 40 NaN")]
-)
-def test_invalid_values_of_an_acquisition_are_refused(table, monkeypatch, shape, value, expected):
+def test_candidate_model_refuses_predictions_of_a_surrogate_with_nan(table, monkeypatch):
     search = Search(table)
-    acquisition = search.model._acquisition
-    monkeypatch.setattr(acquisition, "log_values", lambda prediction, best, generator: torch.full(shape, value))
-    with pytest.raises(UserError, match=rf"^search\.acquisition\.name=expected_improvement: .*{expected}"):
+    predict = search.model.surrogate.predict
+    monkeypatch.setattr(search.model.surrogate, "predict", lambda x: replace(p := predict(x), mean=p.mean * math.nan))
+    with pytest.raises(UserError, match=r"^search\.surrogate\.name: expected predictions without NaN, got 40 NaN$"):
         search.log_values()
 
 

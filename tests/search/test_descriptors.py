@@ -7,7 +7,7 @@ from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.graphs.typed import graph_cost
 from gflownet.mdp.states import NO_EDGE, LabelledGraphs, ordered
-from gflownet.search.descriptors import Descriptors, path_numbers
+from gflownet.search.features import Descriptors, path_numbers
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
 from tests.search.terminal_states import random_terminal_states
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gflownet.search.features import GraphFeatures, WeisfeilerLehman, squared_distances
+from gflownet.search.features import GraphFeatures, squared_distances
+from gflownet.search.features import encoded as encoded_with
 from tests.contracts.environments import ENVIRONMENTS, cells, computation_graphs
 from tests.oracles.weisfeiler_lehman import all_histograms, squared_distance
 from tests.search.terminal_states import random_terminal_states, renamed_nodes
@@ -31,8 +32,7 @@ def env(request):
 def encoded(env, states, numbers=None, *, num_rounds=NUM_ROUNDS) -> GraphFeatures:
     """Return the features of states, with a distance for each number."""
     numbers = torch.zeros(len(states), 0) if numbers is None else numbers
-    encoder = WeisfeilerLehman(env, num_rounds=num_rounds)
-    return encoder.encode(states, numbers.double(), torch.arange(numbers.shape[1]))
+    return encoded_with(env, states, numbers.double(), torch.arange(numbers.shape[1]), num_rounds=num_rounds)
 
 
 def distances(first: GraphFeatures, second: GraphFeatures) -> torch.Tensor:
@@ -80,6 +80,6 @@ def test_distances_of_groups_of_numbers():
     env = computation_graphs(max_hidden_nodes=4, max_edges=8)
     states = random_terminal_states(env, 4, seed=3)
     numbers = torch.tensor([[0.0, 3.0, 1.0], [4.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 3.0, 3.0]]).double()
-    features = WeisfeilerLehman(env, num_rounds=0).encode(states, numbers, torch.tensor([0, 0, 1]))
+    features = encoded_with(env, states, numbers, torch.tensor([0, 0, 1]), num_rounds=0)
     result = distances(features, features)[features.num_blocks :, :2]
     assert result.tolist() == [[[0, 25, 9, 0], [25, 0, 16, 25]], [[0, 0, 0, 4], [0, 0, 0, 4]]]

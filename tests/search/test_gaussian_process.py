@@ -6,9 +6,9 @@ import torch
 
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.features import squared_distances
-from gflownet.search.gaussian_process import GaussianProcess
-from gflownet.search.regression import (
+from gflownet.search.gaussian_process import (
     Conditional,
+    GaussianProcess,
     Hyperparameters,
     Regression,
     best_and_random,

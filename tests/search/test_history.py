@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gflownet.data.sampler import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store.rows import EvaluationStatus
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History, ProposalOrigin
 from tests.contracts.environments import ENVIRONMENTS

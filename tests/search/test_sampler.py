@@ -1,5 +1,6 @@
 """The sampler that is trained after a search: its pool, rewards, conditions and exact distribution on a small space."""
 
+import copy
 import io
 import itertools
 import math
@@ -18,14 +19,14 @@ from gflownet.certificate.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.statistics import spearman
 from gflownet.evaluation.task import GFNTask
-from gflownet.metrics.statistics import spearman
+from gflownet.learning.sampler import sample_forward
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search import amortised_search
-from gflownet.search.loop import Rule, SearchLoop
+from gflownet.search.loop import LoopOptions, SearchLoop
 from gflownet.search.method import Candidates, Learned
 from gflownet.search.sampler import (
     RewardScale,
@@ -47,7 +48,7 @@ from tests.search.searches import (
 )
 
 CAPPED = ("env.choices.cost=tests.search.searches:cost", "env.choices.max_parameters=9", "cond.limit.metric=parameters")
-UPDATES = ("search.sampler.num_likelihood_updates=30", "search.sampler.num_updates=300", "model.num_emb=32")
+UPDATES = ("search.sampler.num_updates=165", "model.num_emb=32")
 
 
 def searched(*overrides: str, num_rounds: int = 3) -> GFNTrainer:
@@ -131,7 +132,7 @@ def test_backward_trajectories_end_in_good_candidates_within_their_caps():
 
 
 def test_samples_are_within_every_cap_and_follow_it():
-    trainer = searched(*CAPPED, "search.sampler.num_likelihood_updates=40", "search.sampler.num_updates=60")
+    trainer = searched(*CAPPED, "search.sampler.num_updates=50")
     metrics = train(trainer)
     assert metrics[-1]["sampler_rank_correlation"] > 0.3
     generator, means = torch.Generator().manual_seed(0), []
@@ -217,20 +218,19 @@ def test_cap_that_the_environment_does_not_have_raises():
 def test_sampler_proposes_so_many_new_samples_once(num_verified):
     trainer = searched("search.sampler.num_updates=2")
     trainer.sampler.num_verified = num_verified
-    rule = Rule(max(num_verified, 1), max(num_verified, 1), num_rounds=1)
+    rule = LoopOptions(max(num_verified, 1), max(num_verified, 1), num_rounds=1)
     for num_trained in (4, 0):  # a resumed run trains and evaluates nothing again
         steps = list(SearchLoop(trainer.sampler, rule).steps(DirectEvaluator(trainer.task)))
         assert sum(not step.evaluations for step in steps) == num_trained
         assert len(trainer.sampler.verified) == num_verified
 
 
-@pytest.mark.parametrize(("num_taken", "num_done"), [(0, 0), (3, 2), (5, 2), (9, 8)])
+@pytest.mark.parametrize(("num_taken", "num_done"), [(0, 0), (3, 2), (5, 4), (9, 9)])
 def test_interrupted_training_continues_after_its_last_whole_sampling(num_taken, num_done, monkeypatch):
-    monkeypatch.setattr(
-        amortised_search, "_NUM_SAMPLED", 32
-    )  # 2 updates of maximum likelihood, then 4 of the objective
-    updates = ("search.sampler.num_likelihood_updates=4", "search.sampler.num_updates=6", "num_training_steps=5")
+    monkeypatch.setattr(amortised_search, "_NUM_SAMPLED", 32)  # 2 updates per sampling
+    updates = ("search.sampler.num_updates=5", "num_training_steps=5")
     whole, interrupted, resumed = (searched(*updates, num_rounds=1) for _ in range(3))
+    untrained = copy.deepcopy(whole.policy.state_dict())
     assert len(train(whole)) == 10
     list(itertools.islice(filter(None, interrupted.sampler.work(0)), num_taken))
     torch.save(interrupted.sampler.state_dict(), file := io.BytesIO())
@@ -240,6 +240,7 @@ def test_interrupted_training_continues_after_its_last_whole_sampling(num_taken,
     assert len(train(resumed)) == 10 - num_done
     first, second = whole.policy.state_dict(), resumed.policy.state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], untrained[name]) for name in first)
 
 
 @pytest.mark.slow

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gflownet.config import load_config
-from gflownet.data.sampler import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store.rows import EvaluationStatus
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
-from gflownet.search.descriptors import Descriptors
+from gflownet.search.features import Descriptors
 from gflownet.search.loop import SearchLoop
 from gflownet.search.method import Results
 from gflownet.search.proposals import Pool

@@ -12,8 +12,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.task import TRAINING_SECONDS
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
-from tasks.catalogue import CatalogueTask, CatalogueTaskConfig
-from tasks.catalogue_space import CatalogueEnv
+from tasks.catalogue import CatalogueEnv, CatalogueTask, CatalogueTaskConfig
 from tests.benchmark_tables import real_table, recipes, write_lines
 
 NUM_EPOCHS = 9

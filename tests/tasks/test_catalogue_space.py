@@ -14,7 +14,7 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from gflownet.mdp.states import LabelledGraphs
-from tasks.catalogue_space import CatalogueContext, CatalogueEnv, label_counts, similarity_order
+from tasks.catalogue import CatalogueContext, CatalogueEnv, label_counts, similarity_order
 from tests.benchmark_tables import recipes, write_lines
 from tests.contracts.environments import listed_graphs
 from tests.evaluation.candidates import classifier_graph

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gflownet.config import load_config, with_task_options
-from gflownet.envs.cell_design import CELLS, NAS_BENCH_201, NAS_BENCH_MACRO
 from gflownet.envs.cell_networks import Cell
+from gflownet.envs.cells import CELLS, NAS_BENCH_201, NAS_BENCH_MACRO
 from gflownet.errors import UserError
 from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.job import EvaluationStatus
@@ -118,7 +118,7 @@ def test_refused_cells_cost_no_evaluation(small, tmp_path):
         dispatcher = dispatcher_of(task, store, budget=BudgetConfig(evaluations=1))
         cells = [Assignment(("a", "b"), values) for values in (("conv", "conv"), ("skip", "skip"))]
         refused, accepted = dispatcher.evaluate(cells, step=1)
-        assert dispatcher.num_evaluated == 1
+        assert dispatcher.budget.num_evaluated == 1
     assert (refused.status, refused.score) == (EvaluationStatus.REFUSED, task.config.evaluation.floor_score)
     assert accepted.score == pytest.approx(0.5)
 

@@ -1,4 +1,4 @@
-"""Images and signals of one's own: folders, their account, numbers as targets, signals, predictions of raw files."""
+"""Images and signals of one's own: folders, their summary, numbers as targets, signals, predictions of raw files."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.data.datasets import load_splits
 from gflownet.evaluation.data.examples import Splits
+from gflownet.evaluation.presentation import references_of
 from tasks.images import ImagesConfig, ImagesTask
 from tests.evaluation.test_tensor_task import network
 from tests.tasks.test_table import run_folder
@@ -91,7 +92,7 @@ def save(path: Path, pixels: Any, **options: Any) -> Path:
     return path
 
 
-def test_account_of_a_folder_names_what_is_left_out(tmp_path):
+def test_summary_of_a_folder_names_what_is_left_out(tmp_path):
     folder = write_images(tmp_path)
     endings = ("webp", "tif", "bmp", "gif", "ppm", "tga", "JPEG", "jp2")
     for k, ending in enumerate(endings):
@@ -106,7 +107,7 @@ def test_account_of_a_folder_names_what_is_left_out(tmp_path):
     (folder / "empty").mkdir()
     save(folder / "above.png", 0)
     splits = load(folder)
-    line, *_ = splits.account
+    line, *_ = splits.summary
     assert line.startswith(
         "29 images read (train: 29; cat: 10, dog: 10, eel ß: 9); 1 first of several frames; left out: "
     )
@@ -135,7 +136,7 @@ def test_orientation_of_exif_is_applied(tmp_path):
         save(tmp_path / "b" / f"{k}.png", upright)
     images = all_images(tmp_path)
     torch.testing.assert_close(images, torch.from_numpy(upright / 255).float().expand_as(images), atol=0.02, rtol=0)
-    assert "6 turned upright by EXIF; left out: none" in load(tmp_path).account[0]
+    assert "6 turned upright by EXIF; left out: none" in load(tmp_path).summary[0]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_16_bits_and_floats_are_scaled(tmp_path):
         save(tmp_path / "a" / f"{k}.png", deep)
         save(tmp_path / "b" / f"{k}.tif", unit if k % 2 else deep)
     save(tmp_path / "b" / "celsius.tif", unit * 100)
-    images, (line, *_) = all_images(tmp_path), load(tmp_path).account
+    images, (line, *_) = all_images(tmp_path), load(tmp_path).summary
     assert images[:, 0, 0, 0].unique().tolist() == pytest.approx([0.25, 40_000 / 65_535])
     assert "1 damaged (b/celsius.tif: ValueError expected values from 0 to 1, got 25 to 25; an npz file takes" in line
     resized = all_images(tmp_path, size=4)
@@ -199,7 +200,7 @@ def test_folders_of_splits(tmp_path, form):
     assert [len(part) for part in splits] == [20, 8, 6]
     for part in splits:
         assert torch.equal(part.targets, (part.inputs.mean((1, 2, 3)) * 255 > 50).long())
-    assert splits.account[0].startswith("34 images read (")
+    assert splits.summary[0].startswith("34 images read (")
     shutil.rmtree(tmp_path / "test", ignore_errors=True)
     if form == "{0}/{1}":  # tests are a fifth of the training images
         assert [len(part) for part in load(tmp_path)] == [16, 8, 4]
@@ -217,14 +218,14 @@ def test_folders_of_splits(tmp_path, form):
         (tuple(f"{name}/a.png" for name in "ab"), "expected at least 5 examples, got 2"),
     ],
 )
-def test_folders_that_do_not_fit_raise_after_their_account(tmp_path, files, message):
+def test_folders_that_do_not_fit_raise_after_their_summary(tmp_path, files, message):
     for name in files:
         save(tmp_path / name, 7)
         if "damaged" in name:
             (tmp_path / name).write_bytes(b"")
     with pytest.raises(UserError, match=re.escape(message)) as raised:
         load(tmp_path)
-    assert re.match(r"\d+ images? read|0 images read", raised.value.account[0])
+    assert re.match(r"\d+ images? read|0 images read", raised.value.summary[0])
     assert "\n" not in str(raised.value)
 
 
@@ -236,10 +237,10 @@ def test_links_are_followed_and_loops_are_not(tmp_path):
     os.symlink(tmp_path / "data", tmp_path / "store" / "cat" / "loop")
     os.symlink(tmp_path / "nowhere.png", tmp_path / "data" / "dog" / "gone.png")
     splits = load(tmp_path / "data")
-    assert splits.account[0].startswith(
+    assert splits.summary[0].startswith(
         "20 images read (train: 20; cat: 10, dog: 10); left out: 1 linked twice (cat/loop), "
     )
-    assert splits.account[0].endswith(
+    assert splits.summary[0].endswith(
         ", 1 damaged (dog/gone.png: FileNotFoundError [Errno 2] No such file or directory:)"
     )
 
@@ -267,7 +268,7 @@ def test_test_folder_has_the_classes_and_channels_of_the_training_folder(tmp_pat
     splits = load(train, test=str(test))
     assert [len(part) for part in splits] == [16, 4, 4]
     assert splits.test.inputs.shape[1:] == (1, 6, 8)
-    assert "2 images read" not in splits.account[0]
+    assert "2 images read" not in splits.summary[0]
     save(test / "fox" / "a.png", 7)
     with pytest.raises(UserError, match=r"^task_options.data_test: .*classes cat, dog, got some of fox$"):
         load(train, test=str(test))
@@ -287,7 +288,7 @@ def test_numbers_of_images_train_with_the_shipped_config(tmp_path):
     assert task.config.evaluation.training.label_smoothing > 0
     assert float(task.train.targets.std(0, correction=0)) == pytest.approx(1)
     assert task.evaluate(network(1, (1, 8, 8)), seed=0).value > 0.2
-    assert next(reference.name for reference in task.references(seeds=[0])) == "scikit-learn RandomForest"
+    assert next(reference.name for reference in references_of(task, seeds=[0])) == "scikit-learn RandomForest"
 
 
 @pytest.mark.parametrize("shape", [(60, 12), (60, 1, 12), (60, 3, 12)])
@@ -305,7 +306,7 @@ def test_volumes(tmp_path, shape, options):
     task = make_task(tmp_path / "a.npz", "evaluation.memory_format=auto", *options)
     assert str(task.input_shape) == f"volume [{1 if len(shape) == 4 else 2}, 4, 5, 6]"
     assert task.config.evaluation.memory_format == "contiguous"
-    assert not any("layout=" in line for line in task.account)
+    assert not any("layout=" in line for line in task.summary)
     with pytest.raises(
         UserError, match=r"evaluation.memory_format: expected contiguous for volume .*, got channels_last"
     ):
@@ -317,7 +318,7 @@ def test_volumes_with_their_channels_on_the_last_axis(tmp_path):
     np.savez(tmp_path / "a.npz", x=values, y=np.arange(60) % 2)
     task = make_task(tmp_path / "a.npz")
     assert str(task.input_shape) == "volume [1, 5, 6, 7]"
-    assert "volumes [5, 6, 7, 1]: the last axis is that of channels" in task.account
+    assert "volumes [5, 6, 7, 1]: the last axis is that of channels" in task.summary
 
 
 def test_targets_per_voxel(tmp_path):
@@ -325,7 +326,7 @@ def test_targets_per_voxel(tmp_path):
     np.savez(tmp_path / "a.npz", x=rng.normal(size=(60, 4, 5, 6)), y=rng.integers(0, 3, (60, 4, 5, 6)))
     task = make_task(tmp_path / "a.npz", "task_options.layout=volume", "evaluation.num_epochs=1")
     assert str(task.output_shape) == "volume [3, 4, 5, 6]"
-    assert next(reversed(task.references(seeds=[0]))).name.startswith("linear at each position")
+    assert next(reversed(references_of(task, seeds=[0]))).name.startswith("linear at each position")
 
 
 def test_channels_of_signals_keep_their_values(monkeypatch):
@@ -353,12 +354,12 @@ def test_npz_of_medmnist_keeps_its_splits(tmp_path):
     assert str(task.input_shape) == "image [3, 8, 8]"
     for part in task.splits_in_use:
         assert torch.equal(part.targets, (part.inputs.mean((1, 2, 3)) * 255 > 100).long())
-    assert task.account == (
+    assert task.summary == (
         "arrays read: train_images and train_labels [40, 8, 8, 3], val_images and val_labels [12, 8, 8, 3], "
         "test_images and test_labels [10, 8, 8, 3]; left out: none",
         "splits, stratified by class:",
         "  training    40 rows, classes 0: 20, 1: 20",
-        *task.account[3:5],
+        *task.summary[3:5],
         "images [8, 8, 3]: the last axis is that of channels",
     )
     assert str(make_task(medmnist(tmp_path / "b.npz", colour=False)).input_shape) == "image [1, 8, 8]"
@@ -383,9 +384,9 @@ def test_signals_of_the_ucr_archive(tmp_path, ending):
         assert torch.equal(part.targets, (part.inputs.mean((1, 2)) > 2.5).long())
     assert labels_of(task) == (1, 2)
     assert "Gun_TRAIN.tsv: 40 signals of 12 values read, the first column is the target; left out: none" in (
-        line.replace(".txt", ".tsv") for line in task.account
+        line.replace(".txt", ".tsv") for line in task.summary
     )
-    assert "targets 1.0, 2.0 are classes; task_options.kind=numbers takes them as numbers" in task.account
+    assert "targets 1.0, 2.0 are classes; task_options.kind=numbers takes them as numbers" in task.summary
     assert make_task(tmp_path / f"Gun_TRAIN{ending}", "task_options.kind=numbers").train.targets.is_floating_point()
 
 
@@ -394,8 +395,8 @@ def test_whole_numbers_of_signals_are_classes(tmp_path):
     np.savez(tmp_path / "a.npz", x=signals, y=np.arange(60) % 3 + 1.0, fs=np.array(8))
     task = make_task(tmp_path / "a.npz", "task_options.layout=signal")
     assert (task.num_outputs, labels_of(task)) == (3, (1, 2, 3))
-    assert task.account[0] == "arrays read: x and y [60, 12]; left out: fs"
-    assert task.account[1].startswith("targets 1.0, 2.0, 3.0 are classes; ")
+    assert task.summary[0] == "arrays read: x and y [60, 12]; left out: fs"
+    assert task.summary[1].startswith("targets 1.0, 2.0, 3.0 are classes; ")
     np.savez(tmp_path / "a.npz", x=signals, y=np.arange(60) % 3 + 0.5)
     assert make_task(tmp_path / "a.npz", "task_options.layout=signal").train.targets.is_floating_point()
 
@@ -408,9 +409,9 @@ def test_one_hot_floats_and_classes_counted_from_one(tmp_path, targets, labels):
     task = make_task(tmp_path / "a.npz")
     assert (task.num_outputs, labels_of(task)) == (3, labels)
     assert task.train.targets.bincount().tolist() == [12] * 3
-    assert task.account[-1] == "grey images of 3 x 12; task_options.layout=signal reads [3, 12] as a signal"
+    assert task.summary[-1] == "grey images of 3 x 12; task_options.layout=signal reads [3, 12] as a signal"
     signals = make_task(tmp_path / "a.npz", "task_options.layout=signal")
-    assert signals.account[-1] == "signals of 3 x 12 values"
+    assert signals.summary[-1] == "signals of 3 x 12 values"
 
 
 def test_loaded_model_predicts_classes_of_files_and_arrays(tmp_path):
@@ -466,5 +467,5 @@ def test_class_with_the_name_of_a_split(tmp_path):
     for place, name in enumerate(("bus", "train")):
         for k in range(6):
             save(tmp_path / name / f"{k}.png", 100 * place + k)
-    line, *_ = load(tmp_path).account
+    line, *_ = load(tmp_path).summary
     assert line == "12 images read (train: 12; bus: 6, train: 6); left out: none"

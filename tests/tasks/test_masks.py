@@ -71,8 +71,8 @@ def test_forms_of_masks(tmp_path, form, labels):
         [labels_of(task).index(labels[place]) for place in ((0, 2, 1) if labels[1] == "#008000" else (0, 1, 2))]
     )
     assert classes_are(task, lambda classes: numbers[classes])
-    assert task.account[0] == "10 images with a mask read (train: 10); left out: none"
-    assert task.account[-1].startswith("targets: one of 3 classes at each of 12 x 16 positions; ")
+    assert task.summary[0] == "10 images with a mask read (train: 10); left out: none"
+    assert task.summary[-1].startswith("targets: one of 3 classes at each of 12 x 16 positions; ")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_masks_of_0_and_255(tmp_path, white):
     task = make_task(write(tmp_path, lambda classes: (classes > 0) if white is True else np.uint8(255) * (classes > 0)))
     assert labels_of(task) == (0, 255)
     assert classes_are(task, lambda classes: classes.clamp(max=1))
-    assert task.account[1] == "classes of the masks: 0, 255"
+    assert task.summary[1] == "classes of the masks: 0, 255"
 
 
 def with_border(classes: np.ndarray) -> np.ndarray:
@@ -110,7 +110,7 @@ def test_255_next_to_counted_classes_has_no_class(tmp_path):
     border = torch.arange(16) < 2
     assert classes_are(task, lambda classes: classes.masked_fill(border, -100))
     words = "; pixels of 255 have no class, task_options.kind=classes takes 255 as one"
-    assert task.account[1] == f"classes of the masks: 0, 1, 2{words}"
+    assert task.summary[1] == f"classes of the masks: 0, 1, 2{words}"
     assert labels_of(make_task(tmp_path, "task_options.kind=classes")) == (0, 1, 2, 255)
     assert labels_of(make_task(tmp_path, "task_options.ignored=2")) == (0, 1)
 
@@ -127,7 +127,7 @@ def test_masks_as_test_data_have_the_classes_of_training(tmp_path):
         make_task(train, *options)
 
 
-def test_account_of_masks_names_what_is_left_out(tmp_path):
+def test_summary_of_masks_names_what_is_left_out(tmp_path):
     write(tmp_path, lambda classes: classes)
     save(tmp_path / "masks" / "1.png", np.zeros((6, 8), dtype=np.uint8))
     (tmp_path / "masks" / "2.png").rename(tmp_path / "masks" / "other.png")
@@ -136,7 +136,7 @@ def test_account_of_masks_names_what_is_left_out(tmp_path):
     save(tmp_path / "masks" / "5.tif", np.full((12, 16), 0.5, dtype=np.float32))
     (tmp_path / "masks" / "5.png").unlink()
     (tmp_path / "masks" / "6.png").write_text("no image")
-    line = make_task(tmp_path).account[0]
+    line = make_task(tmp_path).summary[0]
     assert line.startswith("5 images with a mask read (train: 5); left out: ")
     for reason in (
         "1 in other folders (overlays/3.png)",
@@ -163,7 +163,7 @@ def test_masks_are_resized_without_new_values(tmp_path):
 def test_masks_as_numbers(tmp_path):
     task = make_task(write(tmp_path, lambda classes: COLOURS[classes]), "task_options.kind=numbers")
     assert str(task.output_shape) == "image [3, 12, 16]"
-    assert "targets: 3 numbers at each of 12 x 16 positions" in task.account
+    assert "targets: 3 numbers at each of 12 x 16 positions" in task.summary
     red = (task.train.inputs[:, 0] * 255 / 100).long() == 1
     assert bool((task.train.targets[:, 0][red] > task.train.targets[:, 0][~red].max()).all())
 

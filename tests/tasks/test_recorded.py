@@ -135,7 +135,6 @@ def test_fingerprint_depends_on_scores_and_hashes(table):
         ("", "", ("task_options.test_column=x",), r"task_options\.test_column: expected one of hash, .*got 'x'"),
         (",0.03,", ",high,", (), r"line 5, column score: expected a number of at least 0, got 'high'"),
         ("\ng1-", "\ng1-0", (), r"line 3: expected hashes of one length of at least 12 characters, got 'g1-"),
-        ("", "", ("env.coloured_graph.colours=[green]",), r"expected candidates of env\.name=coloured_graph in .*none"),
         ("", "", ("env.name=hypergrid",), r"expected candidates of env\.name=hypergrid in .*got none of 16 random"),
     ],
 )

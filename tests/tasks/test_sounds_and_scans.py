@@ -40,18 +40,18 @@ def sounds(folder: Path, *lengths: int, **options: Any) -> Path:
     return folder
 
 
-def test_account_of_sounds_names_rate_bits_channels_and_lengths(tmp_path):
+def test_summary_of_sounds_names_rate_bits_channels_and_lengths(tmp_path):
     sounds(tmp_path, *[400] * 10, channels=2)
     (tmp_path / "sine" / "cover.png").write_bytes(b"")
     (tmp_path / "sine" / "bad.wav").write_bytes(b"RIFF")
     (tmp_path / "sine" / "cut.wav").write_bytes((tmp_path / "sine" / "00.wav").read_bytes()[:-800])
     save_sound(tmp_path / "noise" / "x.flac", 400, channels=2, subtype="PCM_24")
     splits = load(tmp_path)
-    assert splits.account[0].startswith(
+    assert splits.summary[0].startswith(
         "22 sounds read (train: 22; noise: 11, sine: 11); 22 at 8,000 Hz; 21 as PCM_16; 1 as PCM_24; 1 cut short, by "
         "the length in their headers; left out: 1 without the ending of a sound (sine/cover.png), 1 damaged (sine/bad"
     )
-    assert splits.account[1] == (
+    assert splits.summary[1] == (
         "signals of 0.025 to 0.05 s at 8,000 Hz (median 0.05), 2 channels; padded with zeros to 400 values (2.27 % of "
         "all), with a channel as mask"
     )
@@ -143,7 +143,7 @@ def test_signals_of_several_lengths_in_memory_and_npz(tmp_path, monkeypatch):
         for part, other in zip(splits, of_file, strict=True):
             torch.testing.assert_close(part.inputs, other.inputs)
         line = "signals of 5 to 11 values (median 8), 2 channels; padded with zeros to 11 values"
-        assert any(each.startswith(line) for each in splits.account)
+        assert any(each.startswith(line) for each in splits.summary)
     of_file = make_task(tmp_path / "a.npz", "task_options.normalise=channel")
     values, mask = of_file.train.inputs[:, :2], of_file.train.inputs[:, 2:]
     means, squares = ((values**power * mask).sum((0, 2)) / mask.sum() for power in (1, 2))
@@ -166,7 +166,7 @@ def test_nifti_volumes_have_one_orientation(tmp_path):
             content, affine = (values[::-1], right_to_left) if k == 0 else (values, np.diag([2, 2, 3 + k // 5, 1]))
             nibabel.save(nibabel.Nifti1Image(content + 10 * k, affine), tmp_path / name / f"{k}.nii.gz")
     splits = load(tmp_path)
-    assert splits.account[0].startswith(
+    assert splits.summary[0].startswith(
         "12 scans read (train: 12; a: 6, b: 6); 8 with voxels of 3 x 2 x 2 mm; 4 with voxels of 4 x 2 x 2 mm; left "
         "out: none"
     )
@@ -204,10 +204,10 @@ def test_dicom_is_read_in_its_units(tmp_path):
         for k in range(6):
             dicom(tmp_path / name / f"{k}.dcm", np.roll(pixels, k + 6 * (name == "b")), **units)
     splits = load(tmp_path)
-    assert splits.account[0].startswith(
+    assert splits.summary[0].startswith(
         "12 scans read (train: 12; a: 6, b: 6); 12 with pixels of 0.5 x 0.25 mm; 12 in HU;"
     )
-    assert splits.account[1].startswith(
+    assert splits.summary[1].startswith(
         f"values from {2 * pixels.min() - 1024:,.6g} to {2 * pixels.max() - 1024:,.6g}; task"
     )
     assert (splits.layout, tuple(splits.train.example.shape)) == ("image", (1, 6, 8))

@@ -16,6 +16,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 import gflownet
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.final import TopArchitecture
+from gflownet.evaluation.presentation import references_of
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus
 from gflownet.files import sealed
 from gflownet.graphs.computation_graph import ComputationGraph
@@ -96,7 +97,7 @@ def test_new_process_and_onnx_predict_the_same(tmp_path):
     np.testing.assert_allclose(columns.predictions(outputs), model.predict(rows), rtol=1e-5)
 
 
-def test_account_is_printed_before_a_refusal(tmp_path, capsys):
+def test_summary_is_printed_before_a_refusal(tmp_path, capsys):
     path = write_houses(tmp_path / "houses.csv")
     options = [f"task_options.data={path}", "evaluation.memory_format=channels_last", f"log_dir={tmp_path / 'run'}"]
     assert train_command(["--config", "table", *options]) == 2
@@ -143,7 +144,7 @@ def test_installed_packages_are_references(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "catboost", module)
     rows = [[k % 17, k % 5, "ab"[k % 17 > 8]] for k in range(85)]
     task = make_task(write_rows(tmp_path / "a.csv", ("x", "z", "y"), rows))
-    references = {each.name: each for each in task.references(seeds=[0])}
+    references = {each.name: each for each in references_of(task, seeds=[0])}
     assert [name.removeprefix("scikit-learn ") for name in references] == [
         "RandomForest",
         "MLP",
@@ -154,7 +155,7 @@ def test_installed_packages_are_references(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_account_is_kept_in_the_run_folder_and_the_report(finished_runs):
+def test_summary_is_kept_in_the_run_folder_and_the_report(finished_runs):
     folder = finished_runs("table")
     lines = (folder / "data.txt").read_text().splitlines()
     assert lines[0].startswith("columns, fitted on the training rows")

@@ -94,7 +94,7 @@ def test_a_constant_explains_nothing():
 
 
 def test_every_program_of_the_space_has_a_score():
-    task = make_task("env.tensor_graph.new_extents=[4,2]", "env.tensor_graph.max_operations=3")
+    task = make_task("env.tensor_graph.max_operations=3")
     env = TensorGraphContext.build_env(task.config.env, input_sizes=(), output_sizes=())
     generator, states, scores = torch.Generator().manual_seed(1), env.initial_states(50), []
     while len(states):

@@ -36,12 +36,10 @@ def train(model: nn.Module, optimisation: Steps, inputs: list[torch.Tensor]) -> 
         optimisation.take(model(batch).square().mean().backward)
 
 
-def train_plainly(model: nn.Module, optimisers, *, clip: float = 0.0) -> None:
+def train_plainly(model: nn.Module, optimisers) -> None:
     for batch in batches():
         model.zero_grad(set_to_none=False)
         model(batch).square().mean().backward()
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
         for optimiser in optimisers:
             optimiser.step()
 
@@ -60,7 +58,7 @@ def split_parameters(model: nn.Module):
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "muon"])
 def test_steps_equal_torch_optimisers(optimizer):
     fast, plain = network(), network()
-    config = options(optimizer=optimizer, weight_decay=0.3, clip=0.05)
+    config = options(optimizer=optimizer, weight_decay=0.3)
     train(fast, candidate_steps(fast, config, num_steps=NUM_STEPS), batches())
     matrices, rest = split_parameters(plain)
     groups = [{"params": matrices, "weight_decay": 0.3}, {"params": rest, "weight_decay": 0.0}]
@@ -80,19 +78,18 @@ def test_steps_equal_torch_optimisers(optimizer):
                 views, lr=RATE, momentum=0.9, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"
             )
             optimisers = [muon, AdamW(rest, lr=RATE, weight_decay=0.0)]
-    train_plainly(plain, optimisers, clip=0.05)
+    train_plainly(plain, optimisers)
     assert_equal_parameters(fast, plain)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_steps_continue_from_a_state(optimizer):
-    config = options(optimizer=optimizer, weight_decay=0.1, schedule="one_cycle", average=0.8)
+    config = options(optimizer=optimizer, weight_decay=0.1, schedule="one_cycle")
     whole, parts = network(), network()
     train(whole, candidate_steps(whole, config, num_steps=NUM_STEPS), batches())
     first = candidate_steps(parts, config, num_steps=NUM_STEPS)
     train(parts, first, batches()[:2])
     state = first.state_dict()
-    first.finish()
     second = candidate_steps(parts, config, num_steps=NUM_STEPS)
     second.load_state_dict(state)
     train(parts, second, batches()[2:])
@@ -110,24 +107,6 @@ def test_gradients_of_others_are_removed_and_clipping_counts_given_parameters():
         assert (float(weight.grad), float(other.grad)) == pytest.approx((0.5, 5))  # type: ignore[arg-type]
     steps.update()
     assert (float(weight.detach()), float(other.detach())) == pytest.approx((2.5, -3))
-
-
-def test_averaged_weights_equal_a_plain_average():
-    model, config = network(), options(average=0.5)
-    optimisation = candidate_steps(model, config, num_steps=NUM_STEPS)
-    average = {name: value.clone() for name, value in model.state_dict().items() if value.is_floating_point()}
-    for step, batch in enumerate(batches(), start=1):
-        train(model, optimisation, [batch])
-        decay = min(0.5, step / (step + 10))
-        for name in average:
-            average[name] = decay * average[name] + (1 - decay) * model.state_dict()[name]
-    raw = model[0].weight.clone()  # type: ignore[index]
-    with optimisation.averaged_weights():
-        for name, value in average.items():
-            torch.testing.assert_close(model.state_dict()[name], value)
-    assert torch.equal(model[0].weight, raw)  # type: ignore[index]
-    optimisation.finish()
-    torch.testing.assert_close(model[0].weight.detach(), average["0.weight"])  # type: ignore[index]
 
 
 def test_frozen_parameters_have_no_weight_decay():
@@ -194,13 +173,12 @@ def signals() -> nn.Sequential:
 )
 def test_channels_last_kernels_take_equal_steps(build, shape, optimizer):
     plain, last = build(), build()
-    config = options(optimizer=optimizer, weight_decay=0.3, clip=0.05, average=0.5)
+    config = options(optimizer=optimizer, weight_decay=0.3)
     for model, options_of_side in ((plain, config), (last, replace(config, memory_format="channels_last"))):
         steps = candidate_steps(model, options_of_side, num_steps=NUM_STEPS)
         for batch in batches():
             inputs = batch.flatten(1).repeat(1, 2)[:, : math.prod(shape)].view(7, *shape)
-            steps.take(model(inputs).square().mean().backward)
-        steps.finish()
+            steps.take((0.01 * model(inputs).square().mean()).backward)  # rounding far below the epsilon of adam
     for end in (1, 3 if build is images else 5):  # the first convolution, and the last or a pooling
         assert last[:end](torch.randn(2, *shape).double()).movedim(1, -1).is_contiguous()
     assert_equal_parameters(last, plain)

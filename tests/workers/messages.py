@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gflownet.workers.packing import DTYPES
-from gflownet.workers.transport import BufferTransport, PickleTransport
+from gflownet.workers.transport import Transport
 
-TRANSPORTS = {"buffer": lambda: BufferTransport(1 << 16), "pickle": PickleTransport}
+TRANSPORTS = {"buffer": lambda: Transport(1 << 16), "pickle": lambda: Transport(None)}
 
 
 @dataclass(frozen=True)

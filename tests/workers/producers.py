@@ -113,10 +113,6 @@ def fails(info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
     raise TwoArgumentError(3, "bad")
 
 
-def sends_what_cannot_travel(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
-    yield {"a": [torch.ones(1), torch.ones(1, requires_grad=True)]}
-
-
 def ends(info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
     yield 0
 
@@ -162,10 +158,6 @@ def die_writing_to_the_pipe(endpoint: Endpoint) -> None:
 def die_waiting_for_an_answer(endpoint: Endpoint) -> None:
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
     endpoint.proxy("stuck").wait(5.0)  # the call of another worker waits behind this one
-
-
-def leave(_: Any) -> None:
-    os._exit(7)
 
 
 def die_between_messages(endpoint: Endpoint) -> None:

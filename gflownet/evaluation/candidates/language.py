@@ -288,7 +288,7 @@ def continue_language_model(
     """
     steps = LanguageSteps(training.model, text, options=options, generator=training.generator)
     if training.optimiser is not None:
-        steps.optimisation.load_state_dict({"step": training.step, "optimisers": [training.optimiser], "weights": []})
+        steps.optimisation.load_state_dict({"step": training.step, "optimisers": [training.optimiser]})
     training.model.train()
     while steps.step < num_steps and not training.has_diverged:
         try:

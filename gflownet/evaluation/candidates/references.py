@@ -20,8 +20,8 @@ from gflownet.evaluation.candidates.metrics import constant_prediction
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.candidates.trainer import Length, Measure, ModelTraining, constant_batches
 from gflownet.evaluation.data.examples import Split
+from gflownet.evaluation.presentation import Reference, ReferenceMethod, joined
 from gflownet.evaluation.store.fingerprint import context_of
-from gflownet.evaluation.task import Reference, ReferenceMethod, joined
 from gflownet.files import cached
 from gflownet.operations.tensor_shape import Layout
 from gflownet.training.random_states import seeded

@@ -37,7 +37,7 @@ class WeightFolder:
         num_best: int,
         *,
         write: Callable[[Path, bytes], None],
-        group: Callable[[EvaluationRecord], int | None] = lambda record: 0,
+        is_allowed: Callable[[EvaluationRecord], bool] = lambda record: True,
         keeps_all: bool = True,
         records: Iterable[EvaluationRecord] = (),
     ) -> None:
@@ -45,15 +45,15 @@ class WeightFolder:
 
         Args:
             folder: of the files.
-            num_best: candidates of the search, and random ones, that are kept of each group.
+            num_best: candidates of the search, and random ones, that are kept.
             write: writes a file, whole or not at all.
-            group: of a candidate; None: it is not kept.
+            is_allowed: whether a candidate may be kept.
             keeps_all: all new seeds; else the first one of each architecture.
             records: rows of the run.
         """
-        self._folder, self._num_best, self._write, self._group = folder, num_best, write, group
+        self._folder, self._num_best, self._write, self._is_allowed = folder, num_best, write, is_allowed
         self._keeps_all = keeps_all
-        self._best: dict[tuple[int, int | None], dict[Path, float]] = defaultdict(dict)  # scores by seed and group
+        self._best: dict[int, dict[Path, float]] = defaultdict(dict)  # scores by seed
         for record in records:
             if self.path(record).exists() and (path := self._enter(record)) is not None:
                 path.unlink()
@@ -85,9 +85,9 @@ class WeightFolder:
         """Note the score of a candidate, and return the file that is one too many."""
         if record.seed not in _SEARCHED:
             return None
-        if (group := self._group(record)) is None:
+        if not self._is_allowed(record):
             return self.path(record)
-        best = self._best[record.seed, group]
+        best = self._best[record.seed]
         best[self.path(record)] = record.score
         worst = min(best, key=lambda path: (best[path], path)) if len(best) > self._num_best else None
         if worst is not None:
@@ -110,23 +110,17 @@ def loss_of(predictions: Tensor, targets: Tensor) -> float:
     return -float(probabilities.clamp(min=_SMALLEST).log().mean())
 
 
-def greedy(
-    predictions: Sequence[Tensor], targets: Tensor, sizes: Sequence[int], *, size: int, max_parameters: float
-) -> list[int]:
-    """Return the places of a set, with repetitions, in the order of their choice; fewer if none is small enough.
+def greedy(predictions: Sequence[Tensor], targets: Tensor, *, size: int) -> list[int]:
+    """Return the places of a set, with repetitions, in the order of their choice.
 
     Each is the training with which the mean of the predictions has the smallest loss (Caruana et al. 2004); of equal
-    ones the first. Different trainings have at most `max_parameters` together.
+    ones the first.
     """
     chosen: list[int] = []
     total: Tensor | float = 0.0
-    for number in range(1, size + 1):
-        room = max_parameters - sum(sizes[place] for place in {*chosen})
-        allowed = [place for place, each in enumerate(sizes) if place in chosen or each <= room]
-        if not allowed:
-            break
-        losses = {place: loss_of((total + predictions[place]) / number, targets) for place in allowed}
-        chosen.append(min(allowed, key=lambda place: (losses[place], place)))
+    for number in range(1, size + 1 if predictions else 1):
+        losses = [loss_of((total + each) / number, targets) for each in predictions]
+        chosen.append(losses.index(min(losses)))
         total = total + predictions[chosen[-1]]
     return chosen
 

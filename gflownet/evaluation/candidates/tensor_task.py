@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gflownet.errors import UserError, accounted
+from gflownet.errors import UserError, with_summary
 from gflownet.evaluation.candidates.metrics import (
     FOR_UNBALANCED,
     balanced_weights,
@@ -107,8 +107,8 @@ class TensorTask(GFNTask):
         self._evaluation = plain_evaluation(config.evaluation)
         self.max_fidelity = self._evaluation.num_epochs
         data = self.data()
-        self.account = data.account
-        with accounted(data.account):
+        self.summary = data.summary
+        with with_summary(data.summary):
             self._use(data)
             super().__init__(config)
 

@@ -267,8 +267,6 @@ def candidate_steps(model: nn.Module, config: EvaluationConfig, *, num_steps: in
         _optimiser_options(config),
         schedule=_schedule(config),
         num_steps=num_steps,
-        max_norm=config.training.clip,
-        average=config.training.average,
         memory_format=config.memory_format,
         num_copies=num_copies,
     )
@@ -301,14 +299,12 @@ class _ByAutograd:
         return loss.detach()
 
     def values(self, validation: Measure, positions: Sequence[int]) -> list[float]:
-        """Return the validation metric of the model with its averaged weights."""
-        with self._steps.averaged_weights():
-            return [validation.value(self._training.model)]
+        """Return the validation metric of the model."""
+        return [validation.value(self._training.model)]
 
     def save(self) -> None:
         """Give the training the state from which it continues."""
         self._training.optimisation = self._steps.state_dict()
-        self._steps.finish()
         self._training.global_states = get_random_state()
 
 
@@ -334,15 +330,13 @@ class _SideBySide:
         return losses.detach()
 
     def values(self, validation: Measure, positions: Sequence[int]) -> list[float]:
-        """Return the validation metrics of some models with their averaged weights."""
-        with self._steps.averaged_weights():
-            return validation.values(self._stack, positions)
+        """Return the validation metrics of some models."""
+        return validation.values(self._stack, positions)
 
     def save(self) -> None:
         """Give each training the state from which it continues; the models draw no random numbers."""
         for training, state in zip(self._trainings, self._steps.states_of_copies(), strict=True):
             training.optimisation = state
-        self._steps.finish()
         self._stack.copy_to([training.model for training in self._trainings])
 
 
@@ -370,10 +364,6 @@ class _AtOnce:
             schedule=_schedule(config),
             num_steps=num_steps_of_all,
             has_fixed_gradients=True,
-            max_norm=options.clip,
-            clipped_apart=[list(model.parameters()) for model in models],
-            average=options.average,
-            averaged=[flat.detach()],
             decay=EntryDecay(flat, rates, options.optimizer == "adamw") if options.weight_decay else None,
         )
         if trainings[0].optimisation is not None:
@@ -389,9 +379,8 @@ class _AtOnce:
         return [sum(history) / len(history) for history in zip(*torch.stack(losses).tolist(), strict=True)]
 
     def values(self, validation: Measure, positions: Sequence[int]) -> list[float]:
-        """Return the validation metrics of some models with their averaged weights."""
-        with self._steps.averaged_weights():
-            return [validation.value(self._trainings[position].model) for position in positions]
+        """Return the validation metrics of some models."""
+        return [validation.value(self._trainings[position].model) for position in positions]
 
     def save(self) -> None:
         """Give each training its part of the optimiser's state, as `Steps.state_dict` writes it."""
@@ -400,13 +389,10 @@ class _AtOnce:
             split = partial(self._split, position)
             entries = {name: split(value) for name, value in state["optimisers"][0]["state"].get(0, {}).items()}
             flats = [{name: each[i] for name, each in entries.items()} for i in range(len(self._entries[position]))]
-            buffers = [each.clone() for each in training.model.buffers() if each.is_floating_point()]
             training.optimisation = {
                 "step": state["step"],
                 "optimisers": [{"state": dict(enumerate(flats)) if entries else {}}],
-                "weights": [each for value in state["weights"] for each in (*split(value), *buffers)],
             }
-        self._steps.finish()
 
     def _split(self, position: int, value: Tensor) -> list[Tensor]:
         """Return the entries of a model in a flat tensor, those with weight decay first; a count is shared."""
@@ -419,17 +405,13 @@ class _AtOnce:
             name: value if name == "step" else self._joined([[flat[name] for flat in flats.values()] for flats in each])
             for name, value in (each[0][0] if each[0] else {}).items()
         }
-        weights = [state["weights"] for state in states]
-        joined = [self._joined(weights)] if any(weights) else []
-        self._steps.load_state_dict(
-            {"step": states[0]["step"], "optimisers": [{"state": {0: entries}}], "weights": joined}
-        )
+        self._steps.load_state_dict({"step": states[0]["step"], "optimisers": [{"state": {0: entries}}]})
 
     def _joined(self, values: Sequence[Sequence[Tensor]]) -> Tensor:
         """Return the flat tensor of the entries of each model."""
         flat = torch.zeros_like(self._group.parameter.detach())
         for part, masks, tensors in zip(self._group.parts(flat), self._entries, values, strict=True):
-            for mask, tensor in zip(masks, tensors, strict=False):  # buffers follow
+            for mask, tensor in zip(masks, tensors, strict=True):
                 part[mask] = tensor
         return flat
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from gflownet.errors import UserError, accounted, counted
+from gflownet.errors import UserError, counted, with_summary
 from gflownet.evaluation.data.examples import (
     IGNORED,
     DatasetSplit,
@@ -79,7 +79,7 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
         if any(isinstance(part, DatasetSplit) for part in splits):
             raise UserError(f"{key}: expected numbers with an axis of channels from a Dataset, got targets {sizes}")
         splits = splits.changed(lambda part: replace(part, targets=part.targets.unsqueeze(axis)))
-    return replace(splits, account=(*splits.account, _target_words(splits)))
+    return replace(splits, summary=(*splits.summary, _target_words(splits)))
 
 
 def _with_channels_first(splits: Splits) -> Splits:
@@ -88,8 +88,8 @@ def _with_channels_first(splits: Splits) -> Splits:
     if targets.shape[1:-1] != positions or targets.shape[2:] == positions or not isinstance(splits.train, Split):
         return splits
     line = f"targets {list(targets.shape[1:])}: the last axis is that of channels"
-    account = (*splits.account, line)
-    return splits.changed(lambda part: replace(part, targets=part.targets.movedim(-1, 1)), account=account)
+    summary = (*splits.summary, line)
+    return splits.changed(lambda part: replace(part, targets=part.targets.movedim(-1, 1)), summary=summary)
 
 
 def _refuse_targets(splits: Splits, *, key: str, is_vector: bool) -> NoReturn:
@@ -107,7 +107,7 @@ def _refuse_targets(splits: Splits, *, key: str, is_vector: bool) -> NoReturn:
         other = f"{group}.kind=numbers" if has_labels else "task=choices" if is_vector else f"{group}.per=position"
         words = f" or at each of {' x '.join(map(str, positions))} positions" if positions else ""
         text = f"expected one class per example{words}, got classes {shape}; {other}"
-    with accounted(splits.account):
+    with with_summary(splits.summary):
         raise UserError(f"{key}: {text} takes them")
 
 

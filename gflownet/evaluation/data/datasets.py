@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from gflownet.errors import UserError, accounted, counted
+from gflownet.errors import UserError, counted, with_summary
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
 from gflownet.evaluation.data.examples import IGNORED, DatasetSplit, Split, Splits, output_shape
@@ -40,13 +40,13 @@ from gflownet.evaluation.data.splits import (
     VALIDATION_SHARE,
     Division,
     Rows,
-    account_of_splits,
     check_classes_of_splits,
     order_of_dates,
     stratified_parts,
+    summary_of_splits,
 )
 from gflownet.evaluation.data.table_files import Reading, examples_of, joined
-from gflownet.evaluation.data.table_fitting import account_of, fitted, table_of_numbers
+from gflownet.evaluation.data.table_fitting import fitted, summary_of, table_of_numbers
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
@@ -83,7 +83,7 @@ def load_splits(source: str, *, key: str, seed: int, test: str = "", **reading: 
         UserError: an unknown name, a missing package, a file that cannot be read, or examples that do not fit.
     """
     splits = _splits(source, key=key, seed=seed, test=test, reading=Reading(**reading)).changed(_with_long_tokens)
-    with accounted(splits.account):
+    with with_summary(splits.summary):
         check_splits(splits, key=key)
         check_present(splits, key=key)
     return splits
@@ -107,9 +107,9 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
             + (f" (no such file: {source})" if source else "")
         )
     if test:
-        with accounted(data.account):
+        with with_summary(data.summary):
             data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
-    with accounted([*data.account, *(account_of(data.table) if data.table else ())]):
+    with with_summary([*data.summary, *(summary_of(data.table) if data.table else ())]):
         return _split_and_checked(data, source, key=key, seed=seed, reading=reading)
 
 
@@ -123,12 +123,12 @@ def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int
         together = f"they are in its split, {key.rpartition('.')[0]}.duplicates=keep splits them by chance"
         words = together if can_stay else "too few different rows to keep them in one split"
         line = f"{key}: {num:,} of {len(equal):,} rows are equal to another one in all inputs; {words}"
-        data, equal = replace(data, account=(*data.account, line)), equal if can_stay else None
+        data, equal = replace(data, summary=(*data.summary, line)), equal if can_stay else None
     try:
         transform = "none" if source in NAMES and reading.target_transform == "auto" else reading.target_transform
         splits = split(data, seed=seed, equal=equal, key="" if source in NAMES else key, transform=transform)
     except UserError as error:
-        with accounted(error.account):
+        with with_summary(error.summary):
             raise UserError(f"{key}: {error}") from None
     if reading.duplicates == "refuse" and source not in NAMES:
         check_repeated(splits, key=key)
@@ -153,11 +153,11 @@ def _with_one_length(data: LabelledArrays) -> LabelledArrays:
         share = 1 - np.mean(np.concatenate([each[:, -1].mean(1) for each in inputs.values()]))
         words += f"; padded with zeros to {longest:,} values ({100 * share:.3g} % of all), with a channel as mask"
     parts = {name: replace(part, inputs=inputs[name]) for name, part in parts.items()}
-    return replace(data, inputs=inputs[""], **parts, account=(*data.account, words))
+    return replace(data, inputs=inputs[""], **parts, summary=(*data.summary, words))
 
 
 def _with_targets(data: LabelledArrays) -> LabelledArrays:
-    """Return the examples without those that have a target at none of their positions, which the account counts."""
+    """Return the examples without those that have a target at none of their positions, which the summary counts."""
     given = {name: getattr(data, name) for name in ("validation", "test")}
     parts: Any = {name: part and _with_targets(part) for name, part in given.items()}
     has_target = (data.targets != IGNORED).reshape(len(data.targets), -1).any(1)
@@ -167,7 +167,7 @@ def _with_targets(data: LabelledArrays) -> LabelledArrays:
     arrays = {"inputs": data.inputs[has_target], "targets": data.targets[has_target]}
     given = {name: getattr(data, name) for name in ("groups", "weights")}
     arrays |= {name: each[has_target] for name, each in given.items() if each is not None}
-    return replace(data, **parts, **arrays, account=(*data.account, line))
+    return replace(data, **parts, **arrays, summary=(*data.summary, line))
 
 
 def _equal_rows(data: LabelledArrays) -> np.ndarray:
@@ -198,7 +198,7 @@ def split(
     """Return the splits of a data set, stratified by class; validation and test examples that it has stay.
 
     Examples with the same number in `equal` [N] are in one split, unless groups or times decide. `key`: option that
-    names the data, for the account of the splits; empty: none. `transform`: see `Reading.target_transform`.
+    names the data, for the summary of the splits; empty: none. `transform`: see `Reading.target_transform`.
 
     Raises:
         UserError: targets below 0 with log1p, too few groups or times, or a split with one class only.
@@ -226,14 +226,14 @@ def split(
     three = [_tensors(own, rows) if part is None else _tensors(part) for rows, part in zip(parts, given, strict=True)]
     classes = int(data.targets.max()) + 1 if is_classes else None
     arrays = None if columns else replace(data.arrays or ArrayInputs(target, data.scale), is_padded=data.is_padded)
-    lines = chain(*(part.account for part in (data.validation, data.test) if part))
-    about = [*data.account, *lines, *(columns.account() if columns else ()), *unknown, *words]
-    with accounted(about):
-        about += _account_of_splits(data, division, parts, key=key)
-    return Splits(*three, layout=data.layout, num_outputs=classes, columns=columns, arrays=arrays, account=tuple(about))
+    lines = chain(*(part.summary for part in (data.validation, data.test) if part))
+    about = [*data.summary, *lines, *(columns.summary() if columns else ()), *unknown, *words]
+    with with_summary(about):
+        about += _summary_of_splits(data, division, parts, key=key)
+    return Splits(*three, layout=data.layout, num_outputs=classes, columns=columns, arrays=arrays, summary=tuple(about))
 
 
-def _account_of_splits(data: LabelledArrays, division: Division, parts: Rows, *, key: str) -> list[str]:
+def _summary_of_splits(data: LabelledArrays, division: Division, parts: Rows, *, key: str) -> list[str]:
     """Return the lines about the splits and about dates; none without `key`.
 
     Raises:
@@ -248,8 +248,8 @@ def _account_of_splits(data: LabelledArrays, division: Division, parts: Rows, *,
     numbers = np.concatenate(labels)
     if has_labels and not 0 <= numbers.min() <= numbers.max() < len(names):
         return []  # refused by check_splits
-    lines = list(account_of_splits(division, parts, labels, names)) if key else []
-    with accounted(lines):
+    lines = list(summary_of_splits(division, parts, labels, names)) if key else []
+    with with_summary(lines):
         check_classes_of_splits(labels, names)
     return lines + [*_dates(data, key)] * bool(key and data.times is None and data.targets.ndim == 1)
 

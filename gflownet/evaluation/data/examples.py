@@ -164,7 +164,7 @@ class Splits:
     # How images or signals in memory become inputs; None: a table, or a Dataset.
     arrays: ArrayInputs | None = field(default=None, kw_only=True)
     # Lines about what was read, converted and left out, and why: printed by the run before a refusal, and kept.
-    account: tuple[str, ...] = field(default=(), kw_only=True)
+    summary: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.train, self.validation, self.test))

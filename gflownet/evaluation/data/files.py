@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gflownet.errors import UserError, accounted, counted
+from gflownet.errors import UserError, counted, with_summary
 from gflownet.evaluation.data.examples import IGNORED
 from gflownet.evaluation.data.labelled_arrays import (
     LabelledArrays,
@@ -37,8 +37,8 @@ from gflownet.translation.example_files import (
 )
 from gflownet.translation.table_columns import Target
 
-_MAX_SHOWN = 5  # names per reason in the account
-_MAX_ABOUT = 12  # remarks about files in the account, such as sizes of voxels
+_MAX_SHOWN = 5  # names per reason in the summary
+_MAX_ABOUT = 12  # remarks about files in the summary, such as sizes of voxels
 _VALUE_BYTES = 12  # in memory at once: as read, as an array, as tensors of the splits
 # Type codes of the IDX format (LeCun, Cortes and Burges 1998).
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -78,30 +78,30 @@ def read_file(
     file = Path(path)
     if not file.exists():
         raise UserError(f"{key}: no such file: {path}")
-    reading, where, account = reading or Reading(), f"{key}: {path}", list[str]()
+    reading, where, summary = reading or Reading(), f"{key}: {path}", list[str]()
     try:
-        with accounted(account):
+        with with_summary(summary):
             if reading.weights and not re.search(r"\.(npz|csv|tsv|parquet)", file.name):
                 raise UserError(f"{where}: expected weights with a table or an npz file, got {reading.weights}")
             if file.is_dir() and not _idx_folder(file):
-                return _read_folder(file, account, key=key, reading=reading, train=train)
-            if not (pairs := _pairs(file, account, key=key, reading=reading)):
+                return _read_folder(file, summary, key=key, reading=reading, train=train)
+            if not (pairs := _pairs(file, summary, key=key, reading=reading)):
                 return read_table(file, key=key, reading=reading, train=train)
             is_padded = any(len(pair) > 2 for pair in pairs.values())
             pairs = {split: _without_lengths(pair, where=where) if is_padded else pair for split, pair in pairs.items()}
             layout = "signal" if is_padded or _UCR.fullmatch(file.name) else None
             options: Any = {"key": key, "where": where, "kind": reading.kind, "layout": layout}
             options["ignored"] = reading.ignored
-            arrays = _labelled(pairs.pop("train"), account, train=train, **options)
+            arrays = _labelled(pairs.pop("train"), summary, train=train, **options)
             num = len(arrays.targets)
             if train is None and (groups := _array_of_npz(file, "groups", reading.group, where=where)) is not None:
                 arrays = replace(arrays, groups=numbered_groups(groups, num=num, where=where))
             if (weights := _array_of_npz(file, "weights", reading.weights, where=where)) is not None:
                 arrays = replace(arrays, weights=checked_weights(weights, num=num, where=where))
-                account.append(f"array {reading.weights or 'weights'}: weights of the examples in loss and metrics")
-            given = {split: _labelled(pair, account, train=arrays, **options) for split, pair in pairs.items()}
+                summary.append(f"array {reading.weights or 'weights'}: weights of the examples in loss and metrics")
+            given = {split: _labelled(pair, summary, train=arrays, **options) for split, pair in pairs.items()}
             given = {split: replace(part, is_padded=is_padded) for split, part in given.items()}
-            return replace(arrays, **given, is_padded=is_padded, account=tuple(account))
+            return replace(arrays, **given, is_padded=is_padded, summary=tuple(summary))
     except UserError:
         raise
     except Exception as error:  # a damaged file: readers raise errors of many kinds
@@ -124,7 +124,7 @@ def _without_lengths(pair: Pair, *, where: str) -> Pair:
 
 
 def _labelled(
-    pair: Pair, account: list[str], *, key: str, kind: str, layout: Any, train: LabelledArrays | None, **options: Any
+    pair: Pair, summary: list[str], *, key: str, kind: str, layout: Any, train: LabelledArrays | None, **options: Any
 ) -> LabelledArrays:
     """Return arrays as examples, see `labelled`. Images [N, H, W] and signals [N, T] of a layout get a channel.
 
@@ -132,14 +132,14 @@ def _labelled(
     """
     inputs, targets, setting = pair[0], plain_targets(*pair, kind=kind), f"{key.rpartition('.')[0]}.kind=numbers"
     if targets.size < pair[1].size:
-        account.append(f"one-hot targets {list(pair[1].shape[1:])} are classes; {setting} takes them as numbers")
+        summary.append(f"one-hot targets {list(pair[1].shape[1:])} are classes; {setting} takes them as numbers")
     has_classes = targets.ndim == 1 or (targets.ndim > 2 and targets.shape[1:] in positions_of(inputs))
     is_whole = has_classes and targets.dtype.kind == "f" and bool((targets == np.floor(targets)).all())
     values = np.unique(targets) if has_classes and targets.dtype.kind in "iuf" and targets.size else np.zeros(1)
     is_counted = targets.dtype.kind in "iu" and values[0] == 1 and values[-1] == len(values)
     if train is None and kind == "auto" and (is_whole or is_counted) and len(values) <= MAX_CLASSES:
         kind = "classes"
-        account.append(f"targets {_shown(map(str, values))} are classes; {setting} takes them as numbers")
+        summary.append(f"targets {_shown(map(str, values))} are classes; {setting} takes them as numbers")
     elif is_whole and train is not None and train.has_classes:
         kind, targets = ("classes", targets) if train.labels else (kind, targets.astype(np.int64))
     arrays = replace(labelled(inputs, targets, kind=kind, train=train, **options), layout=layout)
@@ -147,13 +147,13 @@ def _labelled(
     return replace(arrays, inputs=arrays.inputs[:, None]) if has_no_channel else arrays
 
 
-def _pairs(file: Path, account: list[str], *, key: str, reading: Reading) -> dict[str, Pair]:
+def _pairs(file: Path, summary: list[str], *, key: str, reading: Reading) -> dict[str, Pair]:
     """Return the inputs and targets of the splits of a file; empty for a table."""
     name = file.name.removesuffix(".gz")
     if name.endswith(".npz"):
-        return _npz(file, account, key=key)
+        return _npz(file, summary, key=key)
     if name.endswith((".csv", ".tsv", ".txt", ".data", ".parquet")):
-        return {} if reading.target or reading.header == "yes" else _ucr(file, account)
+        return {} if reading.target or reading.header == "yes" else _ucr(file, summary)
     if "idx" not in name and not file.is_dir():
         raise UserError(
             f"{key}: expected .csv, .parquet, .npz or idx3-ubyte, or a folder of idx, images, sounds, scans, got {file}"
@@ -166,7 +166,7 @@ def _pairs(file: Path, account: list[str], *, key: str, reading: Reading) -> dic
 
 
 def _read_folder(
-    folder: Path, account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
+    folder: Path, summary: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
 ) -> LabelledArrays:
     """Return the files of class folders, or images with a mask, by split; with `train` all are test examples.
 
@@ -180,7 +180,7 @@ def _read_folder(
     if masks and not is_image:
         raise UserError(f"{where}: expected {nouns} in a folder per class, got masks; an npz file takes both")
     files = [("train", label, name) for _, label, name in with_mask] if train else with_mask
-    read, rate = _read_all(noun, files, masks, account, left_out, where=where, reading=reading, train=train)
+    read, rate = _read_all(noun, files, masks, summary, left_out, where=where, reading=reading, train=train)
     if not (has_classes or masks):
         raise UserError(f"{where}: expected numbers as targets, got folders of {nouns}, whose names are classes")
     if not any(split == "train" for split, *_ in (read if masks else files)):
@@ -200,9 +200,9 @@ def _read_folder(
     if nouns == "scans":
         low, high = min(each[2].min() for each in read), max(each[2].max() for each in read)
         words = f"values from {low:,.6g} to {high:,.6g}"
-        account.append(f"{words}; {key.rpartition('.')[0]}.normalise=channel standardises them")
+        summary.append(f"{words}; {key.rpartition('.')[0]}.normalise=channel standardises them")
     if masks:
-        targets, labels = _classes_of_masks(read, account, key=key, reading=reading, train=train)
+        targets, labels = _classes_of_masks(read, summary, key=key, reading=reading, train=train)
     else:
         targets, labels = _classes_of_folders(files, read, where=where, train=train)
     target = Target("", has_classes, class_values(labels) if masks else labels)
@@ -219,14 +219,14 @@ def _read_folder(
         if part == "train" and train is None and reading.group:
             names = groups_of_files([read[place][3] for place in places], reading.group, key=key)
             parts[part] = replace(parts[part], groups=numbered_groups(names, num=len(names), where=where))
-    return replace(parts.pop("train"), **parts, account=tuple(account))
+    return replace(parts.pop("train"), **parts, summary=tuple(summary))
 
 
 def _read_all(
     noun: str,
     files: Sequence[Named],
     masks: Mapping[str, str],
-    account: list[str],
+    summary: list[str],
     left_out: dict[str, list[str]],
     *,
     where: str,
@@ -235,7 +235,7 @@ def _read_all(
 ) -> tuple[list[Read], int]:
     """Return the files that can be read, with their class or mask, and the rate of sounds.
 
-    The account gets those that were changed and left out.
+    The summary gets those that were changed and left out.
 
     Raises:
         UserError: more than fit into memory, sounds of several rates, or an unknown colour.
@@ -271,7 +271,7 @@ def _read_all(
     words += f"; {len(about) - _MAX_ABOUT:,} more remarks" * (len(about) > _MAX_ABOUT) + "; left out: "
     words += ", ".join(f"{len(names):,} {reason} ({_shown(names)})" for reason, names in left_out.items()) or "none"
     shares = "; ".join(_shown(f"{name}: {number:,}" for name, number in each) for each in counts if each) or "none"
-    account.append(f"{counted(len(read), noun)}{' with a mask' * bool(masks)} read ({shares}){words}")
+    summary.append(f"{counted(len(read), noun)}{' with a mask' * bool(masks)} read ({shares}){words}")
     if train is not None and train.arrays is not None and rates.keys() - {train.arrays.rate}:
         rates.setdefault(train.arrays.rate, [])
     if len(rates) > 1:
@@ -300,7 +300,7 @@ def _classes_of_folders(
 
 
 def _classes_of_masks(
-    read: Sequence[Read], account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
+    read: Sequence[Read], summary: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
 ) -> tuple[Sequence[Any], tuple[str, ...]]:
     """Return the classes [H, W] of the pixels of each mask, and the training classes; of numbers, no classes.
 
@@ -334,7 +334,7 @@ def _classes_of_masks(
     words = f"; pixels of {', '.join(skipped)} have no class" if skipped else ""
     if _VOID in skipped and str(reading.ignored) != _VOID:
         words += f", {group}.kind=classes takes {_VOID} as one"
-    account.append(f"classes of the masks: {_shown(labels)}{words}")
+    summary.append(f"classes of the masks: {_shown(labels)}{words}")
     places = {label: place for place, label in enumerate(labels)}
     numbered = (np.array([places.get(name, IGNORED) for name in part]) for part in names)
     return [each[pixels] for each, (_, pixels) in zip(numbered, masks, strict=True)], tuple(labels)
@@ -346,7 +346,7 @@ def _shown(names: Iterable[str]) -> str:
     return ", ".join(names[:_MAX_SHOWN]) + ", ..." * (len(names) > _MAX_SHOWN)
 
 
-def _npz(path: Path, account: list[str], *, key: str) -> dict[str, Pair]:
+def _npz(path: Path, summary: list[str], *, key: str) -> dict[str, Pair]:
     forms = [(form.format(word), split) for word, split in SPLITS.items() for form in ("{{}}_{}", "{}_{{}}")]
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         names = {name.lower(): name for name in arrays.files}
@@ -365,7 +365,7 @@ def _npz(path: Path, account: list[str], *, key: str) -> dict[str, Pair]:
         f"{' and '.join(names[each] for each in pair)} {list(read[split][0].shape)}" for split, pair in pairs.items()
     )
     others = sorted(names[each] for each in names.keys() - {each for pair in pairs.values() for each in pair})
-    account.append(f"arrays read: {words}; left out: {', '.join(others) or 'none'}")
+    summary.append(f"arrays read: {words}; left out: {', '.join(others) or 'none'}")
     return read
 
 
@@ -424,7 +424,7 @@ def numbered_groups(groups: Any, *, num: int, where: str) -> np.ndarray:
     return np.unique(array, return_inverse=True)[1]
 
 
-def _ucr(path: Path, account: list[str]) -> dict[str, Pair]:
+def _ucr(path: Path, summary: list[str]) -> dict[str, Pair]:
     """Return the signals [N, T] and classes of a file of the UCR archive and of its test file; empty for a table."""
     if (match := _UCR.fullmatch(path.name)) is None:
         return {}
@@ -436,7 +436,7 @@ def _ucr(path: Path, account: list[str]) -> dict[str, Pair]:
         return {}
     for split, each in rows.items():
         read = f"{counted(len(each), 'signal')} of {each.shape[1] - 1} values read, the first column is the target"
-        account.append(f"{files[split].name}: {read}; left out: none")
+        summary.append(f"{files[split].name}: {read}; left out: none")
     return {split: (each[:, 1:], each[:, 0]) for split, each in rows.items()}
 
 

@@ -40,7 +40,7 @@ class LabelledArrays:
     weights: np.ndarray | None = None  # [N] of the examples in loss and metrics
     layout: str | None = None  # of the inputs; None: by their shape
     target_formats: tuple[str, ...] = ()  # of numbers in a file, see Column.format
-    account: tuple[str, ...] = ()  # see Splits
+    summary: tuple[str, ...] = ()  # see Splits
 
     @property
     def target_names(self) -> list[str]:

@@ -19,7 +19,7 @@ VALIDATION_SHARE = TEST_SHARE = 0.2
 NAMES = ("training", "validation", "test")
 _NUM_FOLDS = 5  # of which one validates and one tests
 _NUM_ORDERS = 50  # of groups, to choose from
-_NUM_RARE = 5  # examples of a class in a split, below which the account names it
+_NUM_RARE = 5  # examples of a class in a split, below which the summary names it
 _MAX_SHOWN = 10  # classes with their numbers in a line
 _MIN_DRIFT = 0.2  # smallest rank correlation of a target with a date that is named
 
@@ -143,7 +143,7 @@ def _cut(counts: np.ndarray, shares: np.ndarray, noun: str) -> np.ndarray:
     return part
 
 
-def account_of_splits(
+def summary_of_splits(
     division: Division, rows: Rows, labels: Sequence[np.ndarray], names: Sequence[str]
 ) -> Iterator[str]:
     """Yield the lines about the splits: numbers of rows, groups and classes, and rare or absent classes.

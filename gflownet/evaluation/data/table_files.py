@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from gflownet.errors import UserError, accounted, counted
+from gflownet.errors import UserError, counted, with_summary
 from gflownet.evaluation.data.examples import IGNORED
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays, checked_weights, class_numbers
-from gflownet.evaluation.data.table_fitting import ORDER, RawTable, account_of, find_columns, is_plain, is_typed
+from gflownet.evaluation.data.table_fitting import ORDER, RawTable, find_columns, is_plain, is_typed, summary_of
 from gflownet.files import read_bytes
 from gflownet.options import leaves
 from gflownet.translation.table_columns import (
@@ -75,7 +75,7 @@ def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays 
     """
     lines, where, group = list[str](), f"{key}: {path}", key.rpartition(".")[0]
     expected = () if train is None or not train.columns else (*train.columns, *train.target_names)
-    with accounted(lines):
+    with with_summary(lines):
         frame, mark = _frame(path, where, group, reading, expected, lines)
         return examples_of(frame, where=where, reading=reading, train=train, lines=lines, mark=mark)
 
@@ -95,11 +95,11 @@ def examples_of(
         frame: cells by column; its index has the numbers of the rows.
         where: option and source, for errors.
         reading: as for `read_table`, as `train`, and its errors.
-        lines: of the account.
+        lines: of the summary.
         mark: decimal mark, see `find_columns`.
     """
     group, lines = where.partition(":")[0].rpartition(".")[0], list(lines)
-    with accounted(lines):
+    with with_summary(lines):
         targets, inputs = _names(frame, where, reading, train)
         for target in targets:
             frame = _with_target(frame, target, where, lines)
@@ -109,7 +109,7 @@ def examples_of(
         check_cells(frame[targets], where=where, hint=f"{group}.target takes another column")
         table = frame[inputs]
         raw = _parsed(table, where=where, group=group, kinds=reading.columns, train=train, mark=mark)
-        with accounted(account_of(raw)):
+        with with_summary(summary_of(raw)):
             raw, order = _ordered(raw, reading, where=where) if train is None else (raw, {})
             options: Any = {"group": group, "train": train, "mark": mark}
             found = _targets(frame[targets], where, kind=reading.kind, **options)
@@ -121,7 +121,7 @@ def examples_of(
                 order["weights"] = checked_weights(weights, where=f"{where}: column {reading.weights}")
                 lines.append(f"{where}: column {reading.weights}: weights of the rows in loss and metrics")
     numbers = np.stack([*raw.values()], axis=1) if is_plain(raw) else np.zeros((len(frame), 0))
-    found |= {"columns": tuple(inputs), "target": ",".join(targets), "table": raw, "account": tuple(lines)}
+    found |= {"columns": tuple(inputs), "target": ",".join(targets), "table": raw, "summary": tuple(lines)}
     return LabelledArrays(numbers, **found, **order)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gflownet.errors import UserError, accounted, counted
+from gflownet.errors import UserError, counted, with_summary
 from gflownet.translation.table_columns import (
     BOOLEANS,
     DATE_FORMATS,
@@ -100,7 +100,7 @@ def find_columns(
             hint = f"{text} takes texts, {number} takes other texts as missing, {ignored} leaves the column out"
             hint = f"{group}.kind=classes takes it" if is_target else hint
             got = f"column {column.name}: row {row}: expected a number, as in most rows, got {wrong}"
-            with accounted(account_of({each: frame[each.name].map(is_missing) for each in columns})):
+            with with_summary(summary_of({each: frame[each.name].map(is_missing) for each in columns})):
                 raise UserError(f"{where}: {got}; {hint}")
     return columns
 
@@ -113,7 +113,7 @@ def _wrong(texts: Sequence[str]) -> str:
     return wrong[0] if is_damaged and not any(map(_CODE.fullmatch, wrong)) else ""
 
 
-def account_of(table: Mapping[Column, Any]) -> list[str]:
+def summary_of(table: Mapping[Column, Any]) -> list[str]:
     """Return the table of columns as they were read, a line each, of their cells or of whether these are missing."""
     width, lines = max((len(column.name) for column in table), default=0), ["columns as they were read:"]
     for column, cells in table.items():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gflownet.cli.interrupts import Interruption
 from gflownet.evaluation.execution import attempt
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
 from gflownet.evaluation.executors.torch_state import TorchState
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.task import GFNTask
+from gflownet.terminal.interrupts import Interruption
 
 
 class InlineExecutor(Executor):

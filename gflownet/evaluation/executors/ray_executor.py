@@ -46,7 +46,7 @@ class JobResources:
         """Return the resources in `evaluation.ray` and `evaluation.memory_limit`."""
         options = config.ray
         memory = 0 if config.memory_limit is None else int(config.memory_limit * _GIGABYTE)
-        amounts = {_CPU: options.num_cpus, _GPU: options.num_gpus, _MEMORY: memory, **options.resources}
+        amounts = {_CPU: 1, _GPU: options.num_gpus, _MEMORY: memory, **options.resources}
         return cls({name: amount for name, amount in amounts.items() if amount})
 
     @property

@@ -134,7 +134,7 @@ class Database:
                 if not _is_away(error.__cause__) or time.monotonic() >= end:
                     raise
                 if not pause:
-                    _log.warning("%s; tried again for up to %g s (evaluation.store_patience)", error, self.patience)
+                    _log.warning("%s; tried again for up to %g s", error, self.patience)
             pause = min(2 * pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
             time.sleep(pause)
 

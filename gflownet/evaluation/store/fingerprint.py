@@ -58,6 +58,7 @@ _NEUTRAL = (
     "gflownet.plugins",
     "gflownet.evaluation.conditioning",
     "gflownet.evaluation.config",
+    "gflownet.evaluation.presentation",
     "gflownet.evaluation.task",
 )
 # Options under `env` that do not change the score of a graph.

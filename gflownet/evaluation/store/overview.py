@@ -59,10 +59,10 @@ class StoreOverview(Closing):
     """All rows of a store, independent of their context."""
 
     def __init__(self, location: str) -> None:
-        """Open a store at a path (SQLite) or a database URL; older versions are migrated.
+        """Open a store at a path (SQLite) or a database URL.
 
         Raises:
-            UserError: no store, a damaged one, or one of a newer version.
+            UserError: no store, a damaged one, or one of another version.
         """
         self._database = Database(location)
         self.location = self._database.location

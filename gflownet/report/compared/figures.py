@@ -13,11 +13,12 @@ import numpy as np
 from scipy.special import stdtrit
 
 from gflownet.errors import counted
+from gflownet.evaluation.statistics import difference_margin, standard_error
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.pictures.line_charts import moving_mean
 from gflownet.report.compared.groups import Group
 from gflownet.report.page.run_data import RunData
-from gflownet.report.verdict import ENDS, judged
+from gflownet.report.verdict import ENDS, verdict_of
 
 _LEVEL = 0.95
 # The best of accuracies and scaled rewards; a task may define larger scores.
@@ -60,7 +61,7 @@ class MeanDifference:
 
     def line(self, first: str, second: str) -> str:
         """Return the verdict with the difference."""
-        verdict = judged(self.mean, (self.high - self.low) / 2, self.num_seeds)
+        verdict = verdict_of(self.mean, (self.high - self.low) / 2, self.num_seeds)
         return f"{first}: {verdict} {ENDS[verdict]} {second}, {self.figures}, {counted(self.num_seeds, 'seed')}"
 
 
@@ -72,9 +73,9 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> MeanDifference:
 
 
 def unpaired_difference(first: np.ndarray, second: np.ndarray) -> MeanDifference:
-    """Return the difference of the means of values [S] of two sides, with the interval of `compared` (Welch)."""
-    margins = [(high - low) / 2 for low, high in (np.ravel(mean_intervals(side[:, None])) for side in (first, second))]
-    mean, margin = float(first.mean() - second.mean()), math.hypot(*margins)
+    """Return the difference of the means of values [S] of two sides, with Welch's interval."""
+    mean = float(first.mean() - second.mean())
+    margin = difference_margin([standard_error(side.tolist()) for side in (first, second)])
     return MeanDifference(mean, mean - margin, mean + margin, min(len(first), len(second)))
 
 

@@ -16,7 +16,6 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gflownet.cli.console import make_console, print_line
 from gflownet.errors import printable
 from gflownet.files import json_text
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
@@ -53,6 +52,7 @@ from gflownet.report.page.best import Ranked, best_section
 from gflownet.report.page.overview import minute_text
 from gflownet.report.page.page import render
 from gflownet.report.page.run_data import RunData, read_run
+from gflownet.terminal.console import make_console, print_line
 
 # Figures with paired differences; the first one that two groups have is in the verdict.
 _COMPARED = ("test_score", "final_score", "best_score")

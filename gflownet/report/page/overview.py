@@ -122,7 +122,7 @@ def searched_words(run: RunData) -> str:
         about += f", scored by {score}"
     if places := mapping_of(run.option("env.choices.places")):
         space = f"{space}: {', '.join(map(str, places))}"
-    words = f"{sentence(about)} Space: {space} ({env})."
+    words = f"{sentence(about)} Space: {space}{'' if space == env else f' ({env})'}."
     method, objective = run.method, str(run.option("algo.method"))
     learned = f"{summary_of(OBJECTIVES, objective)} ({objective})"
     number = counted(run.num_evaluated, "evaluation")

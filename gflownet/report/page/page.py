@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 
 from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.errors import counted
+from gflownet.evaluation.racing import MIN_SEEDS, MOST_MEASURED
 from gflownet.options import leaves
 from gflownet.pictures.chart import Chart, Table, number_text
 from gflownet.records.status import RunState
@@ -46,8 +47,9 @@ from gflownet.report.page.sections import (
     set_section,
     time_section,
 )
-from gflownet.report.verdict import better_method, is_above_random, sampler_lines, side_words
+from gflownet.report.verdict import TOO_FEW, better_method, is_above_random, is_random, sampler_lines, side_words
 
+_MOST_SHARE = 0.75  # of the final stage, in an advice
 _MAX_FACTS = 4  # of the best architecture on the first screen
 _OPTION_NAME = re.compile(r"[a-z]\w*(\.\w+)+")
 TRAIN = ("python", "-m", "gflownet.train")
@@ -179,7 +181,7 @@ def sections_of(run: RunData) -> Sequence[Section]:
         ("curves", "Progress", "Progress", curves_of),
         ("certificate", "Does it sample in proportion to the reward?", "Certificate", certificate),
         ("effects", "What distinguishes good architectures", "What matters", effect_section),
-        ("data", "Data that was read", "Data", lambda run: run.account),
+        ("data", "Data that was read", "Data", lambda run: run.summary),
         ("time", "Where the time went", "Time", time_section),
         ("failures", "Failed evaluations", "Failures", failure_section),
         ("configuration", "Configuration and commands", "Configuration", configuration_section),
@@ -288,7 +290,7 @@ def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:
     if certificate is not None and certificate.verdicts:
         return certificate.verdicts[0].words
     if (sampler := run.results.sampler) is not None:
-        return " ".join(map(sentence, sampler_lines(sampler)))
+        return " ".join(sentence(line.removeprefix("sampler: ")) for line in sampler_lines(sampler))
     rows = sampler_rows(run) if has_search_method(run) else run.metrics
     losses = [value for row in rows if (value := number_of(row.get("loss"))) is not None]
     if not losses:
@@ -321,9 +323,21 @@ def _next(run: RunData) -> Statement:
         words = f"Use {better.name} ({side_words(better)}), which is clearly better, or widen the space"
         return Statement("Next", [f"{words}:" if better.load else f"{words}."], code=better.load)
     if not is_above_random(comparisons):
+        if any(each.verdict == TOO_FEW and is_random(each.reference) for each in comparisons):
+            words = "Train the best again on more seeds, as these are too few for a verdict against random search:"
+            return Statement("Next", [words], code=resume_command(run, *_more_seeds(run)))
         key = "budget.evaluations" if run.number("budget.evaluations") else "num_training_steps"
         longer = resume_command(run, f"{key}={2 * int(run.number(key) or 0)}")
         return Statement(
             "Next", ["Search longer, as the search is not clearly better than random architectures:"], code=longer
         )
     return Statement("Next", ["Load the best architecture:"], "best", finalists[0].load)
+
+
+def _more_seeds(run: RunData) -> Iterator[str]:
+    """Yield the options with which a resumed run has more final trainings, of itself and of random architectures."""
+    yield f"final.share={min(2 * (run.number('final.share') or 0.0), _MOST_SHARE):g}"
+    if MOST_MEASURED * (run.number("final.num_seeds") or 0) < MIN_SEEDS:
+        yield f"final.num_seeds={MIN_SEEDS}"
+    if run.option("final.num_random") is not None:
+        yield "final.num_random=null"

@@ -47,7 +47,7 @@ class RunData:
     results: Results  # results.json
     front: Sequence[Mapping[str, Any]]  # pareto_front.json; empty with one objective, or before the end
     certificate: Mapping[str, Any] | None
-    account: Sequence[str] = ()  # data.txt: lines about the data that was read
+    summary: Sequence[str] = ()  # data.txt: lines about the data that was read
     problems: Sequence[str] = field(default=())  # missing and damaged files, a line each
 
     def option(self, key: str) -> Any:
@@ -73,7 +73,7 @@ class RunData:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """The plan of the run (gflownet.run.plan.Plan), empty for a run of an earlier version."""
+        """The plan of the run (gflownet.run.plan.RunPlan), empty for a run of an earlier version."""
         return {} if self.status is None else self.status.plan
 
     @property
@@ -234,7 +234,7 @@ def read_run(folder: Path) -> RunData:
         results=_results(folder, problems, is_needed=is_after_end),
         front=listed("pareto_front.json", is_needed=False),
         certificate=certificate if isinstance(certificate, dict) else None,
-        account=path.read_text(errors="replace").splitlines() if (path := folder / "data.txt").is_file() else (),
+        summary=path.read_text(errors="replace").splitlines() if (path := folder / "data.txt").is_file() else (),
         problems=[masked(problem) for problem in problems],
     )
 

@@ -13,10 +13,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gflownet.cli.arguments import CommandLine, program, run_command
 from gflownet.errors import UserError
-from gflownet.rhn.server.limits import OPTIONS, Limits
+from gflownet.rhn.server.limits import OPTIONS, ServerLimits
 from gflownet.rhn.text_codec import check_model_folder
+from gflownet.terminal.arguments import CommandLine, program, run_command
 
 if TYPE_CHECKING:
     import uvicorn
@@ -97,7 +97,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             f"--host: expected a key for {options.host!r}, which other machines may reach, got none; "
             f"set {API_KEY_VARIABLE}, or give --insecure"
         )
-    options.limits = Limits(**{option.key: getattr(options, option.key) for option in OPTIONS})
+    options.limits = ServerLimits(**{option.key: getattr(options, option.key) for option in OPTIONS})
     return options
 
 
@@ -122,7 +122,7 @@ def serve(options: argparse.Namespace) -> int:
     """Load the model, listen, and serve until a signal."""
     # Imported here, so that --help and option errors do not import torch or the web framework.
     try:
-        from gflownet.rhn.server.chat_template import load_chat_template
+        from gflownet.rhn.server.requests import load_chat_template
 
         check_model_folder(options.folder)
         template = load_chat_template(options.chat_template, options.chat_stop, options.folder)
@@ -134,11 +134,10 @@ def serve(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None
     from gflownet.rhn.checkpoint import load_text_model
-    from gflownet.rhn.serving.engine import Engine, EngineConfig
-    from gflownet.rhn.serving.scheduler import SchedulerConfig
+    from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 
     model, codec = load_text_model(options.folder)
-    limits: Limits = options.limits
+    limits: ServerLimits = options.limits
     engine = Engine(model, EngineConfig(SchedulerConfig(limits.max_slots, limits.max_queue), codec=codec))
     listening = listen(options.host, options.port)
     name, host = options.folder.resolve().name, f"[{options.host}]" if ":" in options.host else options.host
@@ -157,7 +156,7 @@ def serve(options: argparse.Namespace) -> int:
     return EXIT_FAILED if service.failed else 0
 
 
-def uvicorn_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
+def uvicorn_server(app: FastAPI, limits: ServerLimits) -> uvicorn.Server:
     """Return the server of an application."""
     import uvicorn
 

@@ -22,15 +22,21 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gflownet.rhn.server.chat_template import ChatTemplate
-from gflownet.rhn.server.errors import RequestError, bad_request, error_response, from_value_error
-from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.requests import ChatRequest, CompletionRequest, SamplingFields, Submission
-from gflownet.rhn.server.responses import AnswerFormat, AnswerStream, ChatFormat, CompletionFormat, whole
-from gflownet.rhn.server.service import Service
-from gflownet.rhn.serving.engine import Engine
+from gflownet.rhn.server.limits import ServerLimits
+from gflownet.rhn.server.requests import (
+    ChatRequest,
+    ChatTemplate,
+    CompletionRequest,
+    RequestError,
+    SamplingFields,
+    Submission,
+    bad_request,
+    error_response,
+    from_value_error,
+)
+from gflownet.rhn.server.service import AnswerFormat, AnswerStream, ChatFormat, CompletionFormat, Service, whole
+from gflownet.rhn.serving.engine import Engine, QueueFullError
 from gflownet.rhn.serving.sampling import FinishReason
-from gflownet.rhn.serving.scheduler import QueueFullError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
@@ -60,7 +66,7 @@ class Access:
 
 def create_app(
     service: Service,
-    limits: Limits,
+    limits: ServerLimits,
     *,
     on_start: Callable[[], None],
     access: Access | None = None,
@@ -99,7 +105,7 @@ def create_app(
     return app
 
 
-def _add_answer_routes(router: APIRouter, service: Service, limits: Limits, template: ChatTemplate) -> None:
+def _add_answer_routes(router: APIRouter, service: Service, limits: ServerLimits, template: ChatTemplate) -> None:
     """Add the routes of completions and chats."""
 
     async def respond(request: Request, fields: SamplingFields, kind: type[AnswerFormat]) -> Response:
@@ -149,7 +155,7 @@ def _add_state_routes(router: APIRouter, service: Service) -> None:
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def _check_limits(submission: Submission, limits: Limits) -> None:
+def _check_limits(submission: Submission, limits: ServerLimits) -> None:
     """Raise RequestError for too long or too many prompts, or too long answers."""
     longest = max(map(len, submission.prompts))
     if longest > limits.max_prompt:

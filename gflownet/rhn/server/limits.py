@@ -8,7 +8,7 @@ from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, find_options, option
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """Limits of requests and of connections; times in seconds."""
 
     max_slots: int = option(32, "maximum number of prompts answered at once", AT_LEAST_ONE)
@@ -21,4 +21,4 @@ class Limits:
     grace: float = option(30.0, "seconds for running requests after SIGTERM", NOT_NEGATIVE)
 
 
-OPTIONS = tuple(find_options(Limits))
+OPTIONS = tuple(find_options(ServerLimits))

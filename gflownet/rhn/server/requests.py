@@ -1,17 +1,184 @@
-"""Bodies of requests as pydantic models; prompts and sampling parameters from them."""
+"""Errors, chat templates and bodies of requests: prompts and sampling parameters in OpenAI's format."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from datetime import datetime
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
 
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from jinja2 import TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
-from gflownet.rhn.server.chat_template import ChatTemplate
-from gflownet.rhn.server.errors import bad_request
+from gflownet.errors import UserError
 from gflownet.rhn.serving.sampling import MAX_INT, MAX_LOGPROBS, SamplingParams
 from gflownet.rhn.text_codec import TextCodec
+
+_log = logging.getLogger(__name__)
+
+
+class RequestError(HTTPException):
+    """An error response."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """`param` is the invalid field."""
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
+
+    def body(self) -> dict[str, Any]:
+        """Return the error in OpenAI's format."""
+        kind = "invalid_request_error" if self.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+        if self.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+            kind = "rate_limit_error"
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+
+def bad_request(param: str, message: str) -> RequestError:
+    """Return the error for a field."""
+    return RequestError(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param=param)
+
+
+def from_value_error(error: ValueError, fields: Collection[str]) -> RequestError:
+    """Return the error for a ValueError whose message may start with the name of one of `fields`."""
+    name = str(error).partition(":")[0]
+    return RequestError(HTTPStatus.BAD_REQUEST, str(error), param=name if name in fields else None)
+
+
+def _as_request_error(request: Request, error: Exception) -> RequestError:
+    """Return the response to any error: those of the framework are unknown paths, methods and invalid bodies."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return RequestError(error.status_code, message, headers=dict(error.headers or {}))
+    if not isinstance(error, RequestValidationError):
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the server failed: {type(error).__name__}")
+    first = error.errors()[0]
+    param = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
+    where = f"{param}: " if param else "body: "
+    return RequestError(HTTPStatus.BAD_REQUEST, f"{where}{first['msg']}, got {first['input']!r:.80}", param=param)
+
+
+async def error_response(request: Request, error: Exception) -> JSONResponse:
+    """Return the response to an error; log an unexpected one."""
+    known = _as_request_error(request, error)
+    return JSONResponse(known.body(), known.status_code, headers=known.headers)
+
+
+TEMPLATE_NAME = "chat_template.jinja"  # in a model's folder, as on Hugging Face
+# For a model of plain text; the answer ends where the model writes the next question.
+DEFAULT_SOURCE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+DEFAULT_STOPS = ("\nuser:",)
+_SAMPLE = ({"role": "user", "content": "a"},)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template, and texts that end an answer."""
+
+    source: str = DEFAULT_SOURCE
+    stops: tuple[str, ...] = DEFAULT_STOPS
+
+    def __post_init__(self) -> None:
+        """Compile the template in Jinja2's sandbox; raises TemplateError."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja2's own escapes for HTML
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        object.__setattr__(self, "_template", environment.from_string(self.source))
+
+    def check(self) -> None:
+        """Render a chat of one message. Raises an error that is no refusal by the template itself."""
+        with suppress(_RefusalError):
+            self._rendered(_SAMPLE)
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt for the next message of the assistant.
+
+        Raises:
+            RequestError: the template refuses the messages.
+        """
+        try:
+            return self._rendered(messages)
+        except Exception as error:  # a template may fail in any way
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise bad_request("messages", f"the chat template refuses them: {reason}") from None
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        values = {"messages": messages, "add_generation_prompt": True, "bos_token": "", "eos_token": "", "tools": None}
+        template: Any = self._template  # type: ignore[attr-defined]
+        return template.render(values)
+
+
+class _Generation(Extension):
+    """`{% generation %} ... {% endgeneration %}`, by which Hugging Face marks the answers for training."""
+
+    tags = {"generation"}  # noqa: RUF012  # the type of the base class
+
+    def parse(self, parser: Parser) -> Any:
+        """Return the contents."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _RefusalError(TemplateError):
+    """Raised by `raise_exception` of a template."""
+
+
+def load_chat_template(path: Path | None, stops: Sequence[str], folder: Path) -> ChatTemplate:
+    """Return the template of a file; without one that of the model's folder, or the default.
+
+    Raises:
+        UserError: the file cannot be read, or is no template.
+    """
+    own = folder / TEMPLATE_NAME
+    if path is None and not own.is_file():
+        return ChatTemplate(stops=tuple(stops) or DEFAULT_STOPS)
+    chosen = path or own
+    try:
+        template = ChatTemplate(chosen.read_text(encoding="utf-8"), tuple(stops))
+        template.check()
+        return template
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--chat-template: {chosen}: cannot be read ({error})") from None
+    except Exception as error:  # a template may fail in any way
+        reason = " ".join(str(error).split())
+        raise UserError(f"--chat-template: {chosen}: expected a Jinja2 template, got an error: {reason}") from None
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _RefusalError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
 
 # As OpenAI.
 MAX_STOPS = 4

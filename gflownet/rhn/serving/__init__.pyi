@@ -2,6 +2,8 @@ from .cache import CacheManager as CacheManager
 from .cache import PrefixCache as PrefixCache
 from .engine import Engine as Engine
 from .engine import EngineConfig as EngineConfig
+from .engine import QueueFullError as QueueFullError
+from .engine import SchedulerConfig as SchedulerConfig
 from .generation import Generation as Generation
 from .generation import Stream as Stream
 from .generation import generate as generate
@@ -10,11 +12,8 @@ from .requests import EngineMetrics as EngineMetrics
 from .requests import FinishEvent as FinishEvent
 from .requests import Request as Request
 from .requests import TokenEvent as TokenEvent
-from .sampler import Sampler as Sampler
+from .sampler import TokenSampler as TokenSampler
 from .sampling import FinishReason as FinishReason
 from .sampling import Sampled as Sampled
 from .sampling import SamplingError as SamplingError
 from .sampling import SamplingParams as SamplingParams
-from .scheduler import QueueFullError as QueueFullError
-from .scheduler import Scheduler as Scheduler
-from .scheduler import SchedulerConfig as SchedulerConfig

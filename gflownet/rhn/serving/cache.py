@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.requests import ActiveRequest, Tally
+from gflownet.rhn.serving.requests import ActiveRequest
 
 
 class CacheManager:
@@ -89,9 +89,12 @@ class CacheManager:
 
 
 class PrefixCache:
-    """States after prefixes of prompts, with LRU eviction. Not thread-safe."""
+    """States after prefixes of prompts, with LRU eviction. Not thread-safe.
 
-    def __init__(self, max_bytes: int) -> None:
+    Of a request, they are cached every `interval` tokens, at the end of its prompt, and after its answer.
+    """
+
+    def __init__(self, max_bytes: int, *, interval: int = 1) -> None:
         """Start empty; `max_bytes` bounds the total size of the states.
 
         Raises:
@@ -99,7 +102,7 @@ class PrefixCache:
         """
         if max_bytes < 0:
             raise ValueError(f"max_bytes: expected at least 0, got {max_bytes}")
-        self.max_bytes = max_bytes
+        self.max_bytes, self._interval = max_bytes, interval
         self.num_bytes = 0
         # by length and digest: 128 bits identify a prefix without its tokens
         self._states: OrderedDict[tuple[int, bytes], Tensor] = OrderedDict()
@@ -132,6 +135,28 @@ class PrefixCache:
                 return key[0], self._states[key]
         return None
 
+    def keeps(self, request: ActiveRequest) -> bool:
+        """Return whether the prefixes of a request are cached: not if it started from a state of the user."""
+        return self.max_bytes > 0 and request.request.state is None
+
+    def first_state(self, request: ActiveRequest) -> Tensor | None:
+        """Return the state of the longest cached prefix, whose tokens count as read; None if there is none."""
+        hit = self.longest(request.tokens) if self.keeps(request) else None
+        if hit is not None:
+            request.num_read = request.num_cached = hit[0]
+        self._plan(request)
+        return None if hit is None else hit[1]
+
+    def add(self, request: ActiveRequest, state: Tensor) -> None:
+        """Cache the state [layers, width] after the tokens that were read; it is not copied."""
+        self.put(request.tokens[: request.num_read], state)
+        self._plan(request)
+
+    def _plan(self, request: ActiveRequest) -> None:
+        if self.keeps(request):
+            border = (request.num_read // self._interval + 1) * self._interval
+            request.next_kept = min(border, request.num_prompt)
+
 
 def _keys(tokens: Sequence[int], lengths: Iterable[int]) -> Iterator[tuple[int, bytes]]:
     """Yield the keys of the prefixes of some ascending lengths."""
@@ -140,38 +165,3 @@ def _keys(tokens: Sequence[int], lengths: Iterable[int]) -> Iterator[tuple[int, 
         digest.update(array("q", tokens[start:length]).tobytes())
         start = length
         yield length, digest.digest()
-
-
-class PromptPrefixes:
-    """Prefixes of prompts in a cache: every `interval` tokens, at the end of a prompt, and after its answer."""
-
-    def __init__(self, cache: PrefixCache, *, interval: int, tally: Tally) -> None:
-        """Count hits and misses in `tally`."""
-        self.cache = cache
-        self._interval, self._tally = interval, tally
-
-    def keeps(self, request: ActiveRequest) -> bool:
-        """Return whether the prefixes of a request are cached: not if it started from a state of the user."""
-        return self.cache.max_bytes > 0 and request.request.state is None
-
-    def first_state(self, request: ActiveRequest) -> Tensor | None:
-        """Return the state of the longest cached prefix, whose tokens count as read; None if there is none."""
-        hit = None
-        if self.keeps(request):
-            hit = self.cache.longest(request.tokens)
-            self._tally.prefix_hits += hit is not None
-            self._tally.prefix_misses += hit is None
-        if hit is not None:
-            request.num_read = request.num_cached = hit[0]
-        self._plan(request)
-        return None if hit is None else hit[1]
-
-    def add(self, request: ActiveRequest, state: Tensor) -> None:
-        """Cache the state [layers, width] after the tokens that were read; it is not copied."""
-        self.cache.put(request.tokens[: request.num_read], state)
-        self._plan(request)
-
-    def _plan(self, request: ActiveRequest) -> None:
-        if self.keeps(request):
-            border = (request.num_read // self._interval + 1) * self._interval
-            request.next_kept = min(border, request.num_prompt)

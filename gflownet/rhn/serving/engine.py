@@ -12,20 +12,39 @@ import time
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice
 from operator import attrgetter
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.cache import CacheManager, PrefixCache, PromptPrefixes
+from gflownet.rhn.serving.cache import CacheManager, PrefixCache
 from gflownet.rhn.serving.prefill import Chunk, Prefill, PrefillConfig, read_chunk, read_tokens
-from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, Request, Tally, TokenEvent
-from gflownet.rhn.serving.sampler import Draw, Sampler
+from gflownet.rhn.serving.requests import ActiveRequest, Answer, EngineMetrics, Event, Request, Tally, TokenEvent
+from gflownet.rhn.serving.sampler import Draw, TokenSampler
 from gflownet.rhn.serving.sampling import FinishReason, SamplingError
-from gflownet.rhn.serving.scheduler import Scheduler, SchedulerConfig
-from gflownet.rhn.serving.stopping import new_answer
 from gflownet.rhn.text_codec import BYTES, TextCodec
 
 _log = logging.getLogger(__name__)
+
+
+class QueueFullError(Exception):
+    """A request was refused because the queue is full; try again later."""
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of the queue.
+
+    Raises:
+        ValueError: a value out of its bounds.
+    """
+
+    max_slots: int = 32  # requests answered at once
+    max_queue: int = 1024  # requests waiting
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_slots", 1), ("max_queue", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name}: expected at least {low}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -64,20 +83,30 @@ class Engine:
         self._model = model
         self._clock = clock
         self._cache = CacheManager(self._model, max_slots)
-        self._sampler = Sampler(max_slots, model.vocabulary_size, model.device)
-        self._tally = Tally()  # guarded by the lock below, as are its prefixes
-        prefixes = PrefixCache(self._config.prefix_bytes)
-        self._prefixes = PromptPrefixes(prefixes, interval=self._config.prefix_interval, tally=self._tally)
+        self._sampler = TokenSampler(max_slots, model.vocabulary_size, model.device)
+        self._tally = Tally()  # guarded by the lock below, as are the prefixes
+        self._prefixes = PrefixCache(self._config.prefix_bytes, interval=self._config.prefix_interval)
         self._prefill = Prefill(self._config.prefill, interval=self._config.prefix_interval)
 
         self._lock = threading.Lock()
         # Guarded by the lock.
-        self._scheduler = Scheduler(self._config.scheduler)
-        self._requests: dict[int, ActiveRequest] = {}  # waiting and running
+        self._waiting: dict[int, ActiveRequest] = {}  # in order of arrival
         self._cancelled: list[ActiveRequest] = []  # their finish event comes with the next step
         self._ids = count()
         # Changed by `step` only. Sorted by slot, so that the states in use are contiguous.
         self._running: list[ActiveRequest] = []
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError for a request that the model cannot answer."""
+        if not request.prompt:
+            raise ValueError("prompt: expected at least one token, got none")
+        size, state_shape, state = self._model.vocabulary_size, self._model.state_shape, request.state
+        if min(request.prompt) < 0 or max(request.prompt) >= size:
+            wrong = next(token for token in request.prompt if not 0 <= token < size)
+            raise ValueError(f"prompt: expected tokens of 0 .. {size - 1}, got {wrong}")
+        request.params.check_vocabulary(size, self._config.codec)
+        if state is not None and tuple(state.shape) != state_shape:
+            raise ValueError(f"state: expected {state_shape} as (layers, width), got {tuple(state.shape)}")
 
     def submit(self, request: Request) -> int:
         """Queue a request and return its id.
@@ -86,22 +115,24 @@ class Engine:
             ValueError: an empty prompt, a token outside the vocabulary, or a state of another shape.
             QueueFullError: too many requests are queued.
         """
-        request.check(self._model, self._config.codec)
-        answer = new_answer(request.params, self._config.codec)
+        self.check(request)
+        answer, limits = Answer(request.params, self._config.codec), self._config.scheduler
         with self._lock:
+            # A request that will get a free slot at the next step does not count as queued.
+            if len(self._waiting) >= limits.max_queue + limits.max_slots - len(self._running):
+                raise QueueFullError(f"{len(self._waiting)} requests wait, the maximum is {limits.max_queue}")
             request_id = next(self._ids)
-            self._scheduler.submit(request_id)
-            self._requests[request_id] = ActiveRequest(request_id, request, answer, self._clock())
+            self._waiting[request_id] = ActiveRequest(request_id, request, answer, self._clock())
         return request_id
 
     def cancel(self, request_id: int) -> bool:
         """End a waiting or running request; its slot is free after one step. Return False if it had ended."""
         with self._lock:
-            request = self._requests.get(request_id)
+            running = (one for one in self._running if one.request_id == request_id)
+            request = self._waiting.pop(request_id, None) or next(running, None)
             if request is None or request.cancelled:
                 return False
             request.cancelled = True
-            self._scheduler.withdraw(request_id)
             self._cancelled.append(request)
             return True
 
@@ -109,17 +140,14 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         with self._lock:
-            return bool(self._cancelled or self._requests)
+            return bool(self._cancelled or self._waiting or self._running)
 
     def metrics(self) -> EngineMetrics:
         """Return sums since the start, and the present load."""
         with self._lock:
-            return EngineMetrics(
-                replace(self._tally, finished=self._tally.finished.copy()),
-                self._scheduler.num_waiting,
-                self._scheduler.num_running,
-                self._prefixes.cache.num_bytes,
-            )
+            sums = replace(self._tally, finished=self._tally.finished.copy())
+            num_bytes = self._prefixes.num_bytes
+            return EngineMetrics(sums, len(self._waiting), len(self._running), num_bytes)
 
     def step(self) -> list[Event]:
         """Read a chunk of long prompts if it is due, and one token of every other running request.
@@ -130,7 +158,9 @@ class Engine:
         events: list[Event] = []
         start = self._clock()
         with self._lock:
-            self._end_cancelled(start, events)
+            cancelled, self._cancelled = self._cancelled, []
+            for request in cancelled:
+                self._end(request, FinishReason.CANCELLED, start, events)
             self._admit(start, events)
             rows, chunk = self._prefill.plan(self._running)
         chunk_seconds = 0.0 if chunk is None else self._read_chunk(chunk, events)
@@ -174,19 +204,14 @@ class Engine:
         for request, reason, error in ended:
             self._end(request, reason, now, events, error)
 
-    def _end_cancelled(self, now: float, events: list[Event]) -> None:
-        cancelled, self._cancelled = self._cancelled, []
-        for request in cancelled:
-            if request.request_id in self._requests:  # the step during which it was cancelled may have ended it
-                self._end(request, FinishReason.CANCELLED, now, events)
-
     def _admit(self, now: float, events: list[Event]) -> None:
         """Give free slots to waiting requests, each from the longest cached prefix of its prompt."""
-        if not self._scheduler.num_waiting:
-            return
-        for request_id in self._scheduler.schedule():
-            request = self._requests[request_id]
+        for request_id in [*islice(self._waiting, self._config.scheduler.max_slots - len(self._running))]:
+            request = self._waiting.pop(request_id)
             prefix = self._prefixes.first_state(request)
+            if self._prefixes.keeps(request):
+                self._tally.prefix_hits += prefix is not None
+                self._tally.prefix_misses += prefix is None
             request.slot = self._cache.allocate(request_id, request.request.state if prefix is None else prefix)
             request.admitted = now
             self._tally.num_admitted += 1
@@ -228,9 +253,7 @@ class Engine:
                     self._prefixes.add(request, state)
             self._cache.free(request_id)
             self._running.remove(request)
-        self._scheduler.finish(request_id)
-        del self._requests[request_id]
         own_state = state.clone() if state is not None and options.keep_state else None
         end = request.finish(reason, now, error=error, state=own_state)
-        self._tally.finish(end, len(request.output.tokens))
+        self._tally.finish(end, len(request.output.sampled))
         events.append(end)

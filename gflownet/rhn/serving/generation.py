@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.engine import Engine, EngineConfig
-from gflownet.rhn.serving.requests import FinishEvent, Request, TokenEvent
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
+from gflownet.rhn.serving.requests import Request, TokenEvent
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.serving.scheduler import SchedulerConfig
 from gflownet.rhn.text_codec import BYTES, TextCodec
 
 DEFAULT_PARAMS = SamplingParams()
@@ -24,6 +24,7 @@ class Generation:
     sampled: tuple[Sampled, ...]  # its tokens, with log-probabilities if requested
     finish_reason: FinishReason
     cut: int = 0  # last characters of the last token that a stop string excludes; 0 for bytes
+    error: str = ""  # the message if finish_reason is ERROR
 
     @property
     def tokens(self) -> list[int]:
@@ -81,15 +82,12 @@ class Stream:
             for event in self._engine.step():
                 if isinstance(event, TokenEvent):
                     yield event.sampled
-                elif isinstance(event, FinishEvent):
-                    self._finish(event)
-
-    def _finish(self, end: FinishEvent) -> None:
-        if end.finish_reason is FinishReason.ERROR:
-            raise ValueError(end.error)
-        assert end.state is not None
-        self.finish_reason, self.unread, self.cut = end.finish_reason, end.unread, end.cut
-        self.state = end.state.unsqueeze(1)
+                    continue
+                if event.finish_reason is FinishReason.ERROR:
+                    raise ValueError(event.error)
+                assert event.state is not None
+                self.finish_reason, self.unread, self.cut = event.finish_reason, event.unread, event.cut
+                self.state = event.state.unsqueeze(1)
 
 
 def generate(
@@ -126,15 +124,29 @@ def generate_batch(
     """
     requests = [Request(prompt, of_answer) for prompt, of_answer in zip(prompts, params, strict=True)]
     engine = Engine(model, EngineConfig(SchedulerConfig(max_slots, len(requests)), codec=codec))
-    ids = [engine.submit(request) for request in requests]
-    sampled: dict[int, list[Sampled]] = {request_id: [] for request_id in ids}
-    ends: dict[int, FinishEvent] = {}
-    while engine.has_work:
+    by_place = dict(answers(engine, requests, max_running=len(requests)))
+    for place, answer in by_place.items():
+        if answer.finish_reason is FinishReason.ERROR:
+            raise ValueError(f"prompt {place}: {answer.error}")
+    return [by_place[place] for place in range(len(requests))]
+
+
+def answers(
+    engine: Engine, requests: Iterable[Request], *, max_running: int, is_stopped: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[int, Generation]]:
+    """Yield the number and the answer of each request when it is finished, until `is_stopped`, asked before each step.
+
+    At most `max_running` requests are submitted at once. Raises as `Engine.submit`.
+    """
+    waiting, running = enumerate(requests), dict[int, tuple[int, list[Sampled]]]()
+    while not is_stopped():
+        for place, request in islice(waiting, max_running - len(running)):
+            running[engine.submit(request)] = place, []
+        if not running:
+            return
         for event in engine.step():
             if isinstance(event, TokenEvent):
-                sampled[event.request_id].append(event.sampled)
-            elif isinstance(event, FinishEvent):
-                if event.finish_reason is FinishReason.ERROR:
-                    raise ValueError(f"prompt {ids.index(event.request_id)}: {event.error}")
-                ends[event.request_id] = event
-    return [Generation(tuple(sampled[one]), ends[one].finish_reason, ends[one].cut) for one in ids]
+                running[event.request_id][1].append(event.sampled)
+            else:
+                place, sampled = running.pop(event.request_id)
+                yield place, Generation(tuple(sampled), event.finish_reason, event.cut, event.error)

@@ -1,7 +1,8 @@
-"""Requests to the engine, its events and metrics, and its state per request."""
+"""Requests to the engine, its events and metrics, its state per request, and conditions that end an answer."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.serving.stopping import Answer
-from gflownet.rhn.text_codec import BYTES, TextCodec
+from gflownet.rhn.text_codec import TextCodec, TextStream
 
 
 @dataclass(frozen=True)
@@ -23,18 +22,6 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     state: Tensor | None = None  # [layers, width] of the tokens before the prompt
     keep_state: bool = False  # whether the finish event holds the state to continue from
-
-    def check(self, model: LanguageModel, codec: TextCodec = BYTES) -> None:
-        """Raise ValueError for a request that the model cannot answer; `codec` decodes its tokens."""
-        if not self.prompt:
-            raise ValueError("prompt: expected at least one token, got none")
-        size = model.vocabulary_size
-        if min(self.prompt) < 0 or max(self.prompt) >= size:
-            wrong = next(token for token in self.prompt if not 0 <= token < size)
-            raise ValueError(f"prompt: expected tokens of 0 .. {size - 1}, got {wrong}")
-        self.params.check_vocabulary(size, codec)
-        if self.state is not None and tuple(self.state.shape) != model.state_shape:
-            raise ValueError(f"state: expected {model.state_shape} as (layers, width), got {tuple(self.state.shape)}")
 
 
 class TokenEvent(NamedTuple):
@@ -63,6 +50,95 @@ class FinishEvent:
 
 
 Event = TokenEvent | FinishEvent
+
+
+class AnswerEnd(NamedTuple):
+    """End of an answer before a stop string."""
+
+    num_tokens: int  # that hold the text of the answer
+    cut: int = 0  # last characters of these tokens that are not part of the answer
+
+
+class TextStops:
+    """Stop strings in the decoded text of one answer: they may begin and end inside a token."""
+
+    def __init__(self, texts: Sequence[str], stream: TextStream) -> None:
+        """`texts` are not empty; `stream` decodes the answer."""
+        self._texts, self._stream = texts, stream
+        self._longest = max(map(len, texts))
+        self._ends: list[int] = []  # characters of the text after each token
+        self._tail = ""  # last characters of the text, fewer than the longest stop string has
+
+    def end(self, token: int) -> AnswerEnd | None:
+        """Return the end of the answer if a stop string ends in the next token; called once for every token."""
+        before = self._ends[-1] if self._ends else 0
+        piece = self._stream.text([token])
+        first, text = before - len(self._tail), self._tail + piece
+        self._ends.append(before + len(piece))
+        self._tail = text[max(0, len(text) - self._longest + 1) :]
+        # A stop string that ended in an earlier token did not end the answer: it had too few tokens.
+        found = [text.find(stop, max(0, before - first - len(stop) + 1)) for stop in self._texts]
+        starts = [first + start for start in found if start >= 0]
+        if not starts:
+            return None
+        num_tokens = self._num_covering(min(starts))
+        return AnswerEnd(num_tokens, self._ends[num_tokens - 1] - min(starts) if num_tokens else 0)
+
+    def num_shown(self) -> int:
+        """Return the number of first tokens that no stop string can contain, and whose characters are complete."""
+        limit = self._ends[-1] - self._num_open()
+        num_tokens = self._num_covering(limit)
+        if num_tokens and self._ends[num_tokens - 1] > limit:
+            num_tokens = self._num_covering(self._ends[num_tokens - 2]) if num_tokens > 1 else 0
+        return num_tokens
+
+    def _num_open(self) -> int:
+        """Return the maximum number of last characters that may be the beginning of a stop string."""
+        for start in range(len(self._tail)):
+            tail = self._tail[start:]
+            if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._texts):
+                return len(tail)
+        return 0
+
+    def _num_covering(self, num_characters: int) -> int:
+        """Return the number of first tokens that hold the first characters of the text."""
+        return bisect_left(self._ends, num_characters) + 1 if num_characters else 0
+
+
+class Answer:
+    """The tokens of one answer; `num_shown` excludes tokens that may be the beginning of a stop string."""
+
+    def __init__(self, params: SamplingParams, codec: TextCodec) -> None:
+        """Start without tokens; `params` have the stopping criteria, `codec` decodes the tokens."""
+        self.sampled: list[Sampled] = []
+        self.num_shown = 0
+        self.cut = 0  # characters of the last shown token that are not part of the answer
+        self._stops = TextStops(params.stop, codec.stream()) if params.stop else None
+        self._last_tokens = frozenset(params.stop_token_ids)  # end the answer and are not part of it
+        self._max_tokens, self._min_tokens = params.max_tokens, params.min_tokens
+        self._may_stop = bool(self._last_tokens) or self._stops is not None
+
+    def add(self, sampled: Sampled) -> FinishReason | None:
+        """Add the next token, update `num_shown`, and return the reason if the answer ends."""
+        self.sampled.append(sampled)
+        num_tokens, stops = len(self.sampled), self._stops
+        if not self._may_stop:  # most answers
+            self.num_shown = num_tokens
+            return FinishReason.LENGTH if num_tokens >= self._max_tokens else None
+        end = stops.end(sampled.token) if stops else None
+        if num_tokens > self._min_tokens:
+            if sampled.token in self._last_tokens:
+                end = AnswerEnd(num_tokens - 1)
+            if end is not None:
+                # Tokens that were shown while min_tokens suppressed a stop string stay shown.
+                if end.num_tokens >= self.num_shown:
+                    self.num_shown, self.cut = end
+                return FinishReason.STOP
+        if num_tokens >= self._max_tokens:
+            self.num_shown = num_tokens
+            return FinishReason.LENGTH
+        self.num_shown = max(self.num_shown, stops.num_shown() if stops else num_tokens)
+        return None
 
 
 @dataclass(eq=False)

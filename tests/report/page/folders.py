@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from scipy.special import stdtrit
 
 from gflownet.config import load_config, to_mapping, to_yaml
 from gflownet.evaluation.store.evaluations import EvaluationStore
@@ -159,8 +162,10 @@ def write_run(
 
 
 def side(name: str, mean: float, half: float, num: int = 5, **fields: Any) -> Side:
-    """Return a mean of several scores with half its interval."""
-    return Side(name, mean, mean - half, mean + half, half, scores=(mean,) * num, **fields)
+    """Return a mean of several scores, half of whose 95 % interval of Student's t is `half`."""
+    places = np.arange(num) - (num - 1) / 2
+    spread = half * math.sqrt(num) / (float(stdtrit(num - 1, 0.975)) * places.std(ddof=1)) if num > 1 else 0.0
+    return Side(name, mean, mean - half, mean + half, half, scores=tuple((mean + spread * places).tolist()), **fields)
 
 
 def results_of(

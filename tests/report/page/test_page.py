@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gflownet.cli.parser import parse
 from gflownet.config import command_config
 from gflownet.errors import UserError
 from gflownet.records.marker import RunMarker, write_marker
@@ -20,6 +19,7 @@ from gflownet.report.compared.figures import best_score
 from gflownet.report.page import advice, page_of, read_run
 from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
+from gflownet.run.parser import parse
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import (
     RUN,
@@ -177,16 +177,17 @@ def test_state_in_words(tmp_path, state, message, words):
 
 
 def test_next_step_counts_standard_methods_and_random_architectures(tmp_path):
-    forest, line = side("a forest", 0.97, 0.01, load="import sklearn"), side("a line", 0.96, 0.01, load="import numpy")
+    forest, line = side("a forest", 0.99, 0.005, load="import sklearn"), side("a line", 0.98, 0.01, load="import numpy")
     random, alike = side("best of 9 random architectures", 0.7, 0.01), side("a tree", 0.9, 0.01, load="import this")
     longer = "python -m gflownet.train log_dir="
     for name, references, expected in (
         (
             "method",
             [line, forest, random],
-            ["Use a forest (0.9700 ± 0.0100), which is clearly better, or", "import sklearn"],
+            ["Use a forest (0.9900 ± 0.0050), which is clearly better, or", "import sklearn"],
         ),
         ("longer", [side(random.name, 0.9, 0.01), alike], ["Search longer", longer]),
+        ("seeds", [side(random.name, 0.9, 0.01, num=2), alike], ["Train the best again on more seeds", longer]),
         ("load", [random, alike], []),
     ):
         files = {"top_architectures.json": top_of(3), "results.json": results_of(top_of(3), references)}
@@ -195,6 +196,7 @@ def test_next_step_counts_standard_methods_and_random_architectures(tmp_path):
         assert len(lines) == len(expected)
         assert all(line.strip().startswith(text) for line, text in zip(lines, expected, strict=True)), lines
         assert all(text in page(folder).sections["header"] for text in expected or ["Load the best architecture"])
+        assert name != "seeds" or lines[-1].endswith(" resume=true final.share=0.5")
 
 
 def test_search_method_counts_evaluations(tmp_path):
@@ -233,7 +235,7 @@ def test_first_picture_is_the_fronts_on_new_seeds(tmp_path):
 def test_hostile_words_stay_text(tmp_path, place):
     options, records, status, files = [], choices(12), status_of("completed"), dict[str, Any]()
     if place == "task":
-        options = [f"wandb.name='{HOSTILE}'"]
+        options = [f"wandb.project='{HOSTILE}'"]
     elif place == "error":
         records.append(record(99, None, assignment_of(x=1), error=f"{HOSTILE}\n{HOSTILE}"))
     elif place == "value":
@@ -388,7 +390,7 @@ def test_page_of_no_data_is_complete(tmp_path):
     assert list(read.sections)[1:] == ["certificate", "configuration"]
 
 
-def test_account_of_the_data_is_a_section(tmp_path):
+def test_summary_of_the_data_is_a_section(tmp_path):
     folder = write_run(tmp_path)
     (folder / "data.txt").write_text("columns:\n  a<b  number, 3 % missing\n")
     assert "a<b number, 3 % missing" in page(folder).sections["data"]

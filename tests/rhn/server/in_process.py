@@ -19,10 +19,9 @@ import httpx
 from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.server.__main__ import listen, main, uvicorn_server
 from gflownet.rhn.server.app import Access, create_app
-from gflownet.rhn.server.limits import Limits
+from gflownet.rhn.server.limits import ServerLimits
 from gflownet.rhn.server.service import Service
-from gflownet.rhn.serving.engine import Engine, EngineConfig
-from gflownet.rhn.serving.scheduler import SchedulerConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE
 from tests.running_server import metrics_of, serving_at
@@ -74,7 +73,7 @@ def talk(conversation: Conversation, access: Access | None = None) -> Service:
         scheduler = SchedulerConfig(max_slots=8, max_queue=64)
         engine = Engine(random_network(CONFIG, 0).decoder(), EngineConfig(scheduler))
         service = Service(engine, "m", on_failure=lambda: None)
-        limits = Limits(max_body=1 << 16, max_prompt=2048, max_queue=4, timeout=PATIENCE)
+        limits = ServerLimits(max_body=1 << 16, max_prompt=2048, max_queue=4, timeout=PATIENCE)
         app = create_app(service, limits, on_start=lambda: None, access=access)
         transport = httpx.ASGITransport(app)  # an exception in the application is raised here
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url=URL) as client:
@@ -100,7 +99,7 @@ def check_answer(response: httpx.Response, body: object) -> None:
 
 
 @contextmanager
-def serving(folder: Path, *, limits: Limits, access: Access | None = None) -> Iterator[LocalServer]:
+def serving(folder: Path, *, limits: ServerLimits, access: Access | None = None) -> Iterator[LocalServer]:
     """Serve a model in another thread; without the command, whose signals are for the main thread."""
     url: queue.Queue[str] = queue.Queue()
     model, codec = load_text_model(folder)

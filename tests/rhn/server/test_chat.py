@@ -10,9 +10,7 @@ import httpx
 import pytest
 
 from gflownet.errors import UserError
-from gflownet.rhn.server.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
-from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.requests import ChatRequest
+from gflownet.rhn.server.requests import TEMPLATE_NAME, ChatRequest, ChatTemplate, RequestError, load_chat_template
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.generation import generate
 from gflownet.rhn.serving.sampling import SamplingParams

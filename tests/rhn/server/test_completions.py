@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gflownet.rhn.server.app import Access
-from gflownet.rhn.server.limits import Limits
+from gflownet.rhn.server.limits import ServerLimits
 from gflownet.rhn.text_codec import BYTES, decode
 from tests.rhn.server import clients
 from tests.rhn.server.clients import PATIENCE, client_of, offline, save_tiny, save_tokenizer_model
@@ -24,7 +24,7 @@ MAX_SLOTS, MAX_PROMPT, MAX_BODY = 8, 64, 4096
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LocalServer]:
     with serving(
-        folder, limits=Limits(MAX_SLOTS, max_body=MAX_BODY, max_prompt=MAX_PROMPT, timeout=PATIENCE)
+        folder, limits=ServerLimits(MAX_SLOTS, max_body=MAX_BODY, max_prompt=MAX_PROMPT, timeout=PATIENCE)
     ) as running:
         yield running
 
@@ -174,7 +174,7 @@ def test_every_parameter_of_openais_client(
     from scripts.openai_client import run_checks
 
     folder = (save_tokenizer_model if has_tokenizer else save_tiny)(tmp_path / "tiny")
-    with serving(folder, limits=Limits(8, timeout=PATIENCE), access=Access(keys=("other", "secret"))) as server:
+    with serving(folder, limits=ServerLimits(8, timeout=PATIENCE), access=Access(keys=("other", "secret"))) as server:
         checks = run_checks(f"{server.url}/v1", "secret")
         with pytest.raises(clients.openai.AuthenticationError):
             run_checks(f"{server.url}/v1", "wrong")

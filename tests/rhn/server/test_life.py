@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gflownet.rhn.checkpoint import load_text_model
-from gflownet.rhn.server.limits import Limits
+from gflownet.rhn.server.limits import ServerLimits
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import decode, encode
@@ -73,7 +73,7 @@ def test_client_disconnect_frees_its_slot(folder: Path) -> None:
 
 
 def test_answer_over_the_time_limit_is_ended(folder: Path) -> None:
-    limits = Limits(timeout=0.3, max_tokens_limit=NEVER_ENDS)
+    limits = ServerLimits(timeout=0.3, max_tokens_limit=NEVER_ENDS)
     with serving(folder, limits=limits) as server, client_of(server) as client:
         with pytest.raises(clients.openai.InternalServerError) as caught:
             client.completions.create(model="tiny", prompt="a", max_tokens=NEVER_ENDS)
@@ -118,7 +118,11 @@ def test_end_of_grace_period_cuts_streams_off(number: signal.Signals, folder: Pa
 
 
 def test_too_many_connections_get_503(folder: Path) -> None:
-    with serving(folder, limits=Limits(max_connections=2)) as server, httpx.Client() as one, httpx.Client() as two:
+    with (
+        serving(folder, limits=ServerLimits(max_connections=2)) as server,
+        httpx.Client() as one,
+        httpx.Client() as two,
+    ):
         assert one.get(f"{server.url}/health").status_code == 200
         assert two.get(f"{server.url}/health").status_code == 503
         one.close()

@@ -10,11 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gflownet.rhn.server.app import Metrics
-from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from gflownet.rhn.serving.prefill import PrefillConfig
 from gflownet.rhn.serving.requests import EngineMetrics, FinishEvent, Request
 from gflownet.rhn.serving.sampling import FinishReason, SamplingParams
-from gflownet.rhn.serving.scheduler import SchedulerConfig
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG, NEVER_ENDS
 

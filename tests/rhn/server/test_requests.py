@@ -7,8 +7,7 @@ import json
 import httpx
 import pytest
 
-from gflownet.rhn.server.chat_template import ChatTemplate
-from gflownet.rhn.server.requests import CompletionRequest, Submission
+from gflownet.rhn.server.requests import ChatTemplate, CompletionRequest, Submission
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import BYTES

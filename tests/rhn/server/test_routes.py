@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving import sampler as sampler_module
-from gflownet.rhn.serving.logits_processors import RepetitionPenaltyLogitsProcessor
+from gflownet.rhn.serving.sampler import RepetitionPenaltyLogitsProcessor
 from tests.rhn.server.in_process import PATH, URL, talk
 
 ASKED: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 1}
@@ -88,7 +88,7 @@ def test_internal_error_has_openais_format_and_is_logged(
         response = await client.post(PATH, json={"model": "m", "prompt": "a"})
         assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
         assert "defect" not in response.text
-        (entry,) = [entry for entry in caplog.records if entry.name.endswith("server.errors")]
+        (entry,) = [entry for entry in caplog.records if entry.name.endswith("server.requests")]
         assert entry.exc_info is not None
         assert isinstance(entry.exc_info[1], KeyError)
 

@@ -9,12 +9,10 @@ import pytest
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.requests import Submission
+from gflownet.rhn.server.requests import RequestError, Submission
 from gflownet.rhn.server.service import Service
-from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from gflownet.rhn.serving.sampling import SamplingParams
-from gflownet.rhn.serving.scheduler import SchedulerConfig
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE
 

@@ -9,10 +9,9 @@ import pytest
 
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
-from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from gflownet.rhn.serving.requests import Event, FinishEvent, TokenEvent
 from gflownet.rhn.serving.sampling import Sampled
-from gflownet.rhn.serving.scheduler import SchedulerConfig
 from tests.rhn.random_networks import random_network
 
 CONFIG = RHNConfig(vocabulary_size=9, hidden_size=8, intermediate_size=12, depth=3, rank=2, bottleneck=3)

@@ -12,11 +12,10 @@ import torch
 from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.network import RHN, RecurrentStack
-from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, QueueFullError, SchedulerConfig
 from gflownet.rhn.serving.requests import FinishEvent, Request
-from gflownet.rhn.serving.sampler import Sampler
+from gflownet.rhn.serving.sampler import TokenSampler
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
 from tests.rhn.random_networks import random_network
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
 from tests.rhn.serving.engines import CONFIG, Clock, assert_close, drain, ends_of, engine_of, sampled_of, tokens_of
@@ -171,7 +170,7 @@ def test_cached_prefix_is_skipped_and_counted() -> None:
         assert_close(sampled_of(events), sampled_of(wanted))
     metrics = engine.metrics()
     assert (metrics.sums.prefix_hits, metrics.sums.prefix_misses) == (4, 2)
-    assert metrics.prefix_bytes == len(engine._prefixes.cache) * 3 * 8 * 8
+    assert metrics.prefix_bytes == len(engine._prefixes) * 3 * 8 * 8
 
 
 def test_request_continues_from_the_state_of_a_finish_event() -> None:
@@ -211,14 +210,14 @@ def test_metrics_follow_the_clock() -> None:
 
 
 def test_failing_placement_ends_one_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Sampler.place
+    place = TokenSampler.place
 
-    def place_or_raise(self: Sampler, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
+    def place_or_raise(self: TokenSampler, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
         if params.seed == 1:
             raise MemoryError("tables")
         place(self, slot, params, prompt)
 
-    monkeypatch.setattr(Sampler, "place", place_or_raise)
+    monkeypatch.setattr(TokenSampler, "place", place_or_raise)
     engine = engine_of(max_slots=2)
     ids = [engine.submit(Request([1, 2], SamplingParams(max_tokens=3, seed=seed))) for seed in (0, 1, 0, 1)]
     ends = ends_of(drain(engine))

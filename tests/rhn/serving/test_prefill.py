@@ -13,12 +13,10 @@ from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.network import RecurrentStack
 from gflownet.rhn.serving import prefill
-from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig, SchedulerConfig
 from gflownet.rhn.serving.prefill import Prefill, PrefillConfig
-from gflownet.rhn.serving.requests import ActiveRequest, Event, Request
+from gflownet.rhn.serving.requests import ActiveRequest, Answer, Event, Request
 from gflownet.rhn.serving.sampling import FinishReason, SamplingParams
-from gflownet.rhn.serving.scheduler import SchedulerConfig
-from gflownet.rhn.serving.stopping import new_answer
 from gflownet.rhn.text_codec import BYTES
 from tests.oracles.serving import slow_answer
 from tests.rhn.random_networks import random_network
@@ -31,7 +29,7 @@ ROUNDING = 1e-6  # of 40 tokens in float64, through networks that amplify it
 def active(num_tokens: int, *, state: bool = False) -> ActiveRequest:
     params = SamplingParams(max_tokens=LONG)
     request = Request([1] * num_tokens, params, state=torch.zeros(3, 8) if state else None)
-    return ActiveRequest(0, request, new_answer(params, BYTES), 0.0)
+    return ActiveRequest(0, request, Answer(params, BYTES), 0.0)
 
 
 def answering() -> ActiveRequest:

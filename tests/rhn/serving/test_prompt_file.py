@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gflownet.cli.generate import Prompt, new_file, read_prompts
 from gflownet.errors import UserError
+from gflownet.language.generate import Prompt, new_file, read_prompts
 
 DEFAULTS = {"temperature": 1.0, "seed": 10}
 

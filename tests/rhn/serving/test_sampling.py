@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gflownet.rhn.serving import sampler as sampler_module
-from gflownet.rhn.serving.logits_processors import History, RepetitionPenaltyLogitsProcessor
-from gflownet.rhn.serving.sampler import Draw, Sampler
+from gflownet.rhn.serving.sampler import Draw, History, RepetitionPenaltyLogitsProcessor, TokenSampler
 from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
 
 CPU = torch.device("cpu")
@@ -96,7 +95,7 @@ def chosen_by_oracle(probabilities: Sequence[float], draw: float) -> int:
 def test_each_row_equals_oracle(seed: int) -> None:
     chance, size, num_slots = random.Random(seed), 11, 6
     generator = torch.Generator().manual_seed(seed)
-    sampler = Sampler(num_slots, size, CPU)
+    sampler = TokenSampler(num_slots, size, CPU)
     for _ in range(2):  # slots are taken by other requests the second time
         params = [random_params(chance, size) for _ in range(num_slots)]
         prompts = [[chance.randrange(size) for _ in range(chance.randint(1, 4))] for _ in range(num_slots)]
@@ -138,7 +137,7 @@ def test_top_p_keeps_the_crossing_token_and_ties() -> None:
     for top_p in (0.3, 0.41, 0.85, 1.0):
         tokens = set()
         for seed in range(60):
-            sampler = Sampler(1, 5, CPU)
+            sampler = TokenSampler(1, 5, CPU)
             sampler.place(0, SamplingParams(top_p=top_p, seed=seed), [0])
             (sampled,) = sampler.sample([0], logits, [True])
             assert isinstance(sampled, Sampled)
@@ -149,7 +148,7 @@ def test_top_p_keeps_the_crossing_token_and_ties() -> None:
 
 def test_infinite_logits_fail_one_row_only() -> None:
     for params in (SamplingParams(temperature=0), SamplingParams(seed=0), SamplingParams(seed=0, logprobs=2)):
-        sampler = Sampler(3, 4, CPU)
+        sampler = TokenSampler(3, 4, CPU)
         for slot in range(3):
             sampler.place(slot, params, [0])
         logits = torch.tensor([[0.0, 9.0, 0, 0], [0, math.nan, 0, 0], [0, 0, math.inf, 0]])
@@ -181,7 +180,7 @@ def test_failing_processor_fails_one_row_only(
     logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
     def draw(rows: list[int]) -> dict[int, list[Draw]]:
-        sampler = Sampler(5, 4, CPU)
+        sampler = TokenSampler(5, 4, CPU)
         for row in rows:
             params = SamplingParams(temperature, seed=row, logprobs=logprobs if row == 4 else None)
             sampler.place(row, replace(params, repetition_penalty=3 if row == 2 else 2), [0])
@@ -200,7 +199,7 @@ def test_failing_processor_fails_one_row_only(
 
 
 def test_tiny_temperature_does_not_overflow() -> None:
-    sampler = Sampler(1, 3, CPU)
+    sampler = TokenSampler(1, 3, CPU)
     sampler.place(0, SamplingParams(temperature=1e-300, seed=0), [0])
     (sampled,) = sampler.sample([0], torch.tensor([[-50.0, 40.0, 39.0]]), [True])
     assert sampled == Sampled(1)

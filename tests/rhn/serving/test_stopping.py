@@ -8,23 +8,23 @@ from random import Random
 
 import pytest
 
+from gflownet.rhn.serving.requests import Answer
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.serving.stopping import Answer, TextStops, new_answer
-from gflownet.rhn.text_codec import BYTES, ByteCodec, StreamDecoder, TextStream, TokenizerCodec
+from gflownet.rhn.text_codec import BYTES, ByteCodec, StreamDecoder, TokenizerCodec
 
 
 def answer_of(
     *, stops: tuple[tuple[int, ...], ...] = (), ends: tuple[int, ...] = (), most: int, least: int = 0
 ) -> Answer:
-    texts = [BYTES.decode(stop) for stop in stops]
-    return Answer(frozenset(ends), TextStops(texts, BYTES.stream()) if texts else None, most, least)
+    texts = tuple(BYTES.decode(stop) for stop in stops)
+    return Answer(SamplingParams(stop_token_ids=ends, stop=texts, max_tokens=most, min_tokens=least), BYTES)
 
 
 def run(answer: Answer, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
     shown: list[int] = []
     for token in tokens:
         reason = answer.add(Sampled(token))
-        shown += answer.tokens[len(shown) : answer.num_shown]
+        shown += [sampled.token for sampled in answer.sampled[len(shown) : answer.num_shown]]
         if reason is not None:
             return shown, reason
     return shown, None
@@ -73,19 +73,13 @@ class Pieces(ByteCodec):
     def decode(self, tokens: Iterable[int]) -> str:
         return super().decode(b"".join(PIECES[token] for token in tokens))
 
-    def stream(self) -> TextStream:
+    def stream(self) -> StreamDecoder:
         return PieceStream()
 
 
-class PieceStream:
-    def __init__(self) -> None:
-        self._bytes = StreamDecoder()
-
+class PieceStream(StreamDecoder):
     def text(self, tokens: Iterable[int]) -> str:
-        return self._bytes.text(b"".join(PIECES[token] for token in tokens))
-
-    def rest(self) -> str:
-        return self._bytes.rest()
+        return super().text(b"".join(PIECES[token] for token in tokens))
 
 
 def texts_after(tokens: list[int]) -> list[str]:
@@ -97,8 +91,7 @@ def texts_after(tokens: list[int]) -> list[str]:
 
 
 def text_answer(stops: list[str], most: int, least: int) -> Answer:
-    stop_strings = TextStops(stops, Pieces().stream()) if stops else None
-    return Answer(frozenset(), stop_strings, most, least)
+    return Answer(SamplingParams(stop=tuple(stops), max_tokens=most, min_tokens=least), Pieces())
 
 
 def test_shown_text_ends_before_the_first_stop_string_of_any_codec() -> None:
@@ -152,10 +145,10 @@ def test_stop_string_of_a_tokenizer(tmp_path: Path) -> None:
     tokens = codec.encode("one stops two stopped")
     assert len(tokens) < 8
     for stop, min_tokens, text in (("opp", 0, "one stops two st"), ("op", 0, "one st"), ("op", 3, "one stops two st")):
-        answer = new_answer(SamplingParams(stop=(stop,), min_tokens=min_tokens, max_tokens=99), codec)
+        answer = Answer(SamplingParams(stop=(stop,), min_tokens=min_tokens, max_tokens=99), codec)
         reason = next(reason for token in tokens if (reason := answer.add(Sampled(token))) is not None)
-        shown = codec.decode(answer.tokens[: answer.num_shown])
+        shown = codec.decode(sampled.token for sampled in answer.sampled[: answer.num_shown])
         assert (reason, shown[: len(shown) - answer.cut]) == (FinishReason.STOP, text)
-    answer = new_answer(SamplingParams(stop_token_ids=(tokens[2],), stop=("three",), max_tokens=99), codec)
+    answer = Answer(SamplingParams(stop_token_ids=(tokens[2],), stop=("three",), max_tokens=99), codec)
     assert [answer.add(Sampled(token)) for token in tokens[:3]] == [None, None, FinishReason.STOP]
     assert (answer.num_shown, answer.cut) == (2, 0)

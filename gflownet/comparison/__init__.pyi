@@ -1,3 +1,0 @@
-from .plan import Method as Method
-from .plan import Plan as Plan
-from .plan import read_methods as read_methods

@@ -1,5 +1,0 @@
-"""Rollouts: sampler, replay buffer, local search, offline data."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

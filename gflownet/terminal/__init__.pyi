@@ -1,0 +1,2 @@
+from .arguments import CommandLine as CommandLine
+from .interrupts import StopRequest as StopRequest
