@@ -6,6 +6,7 @@ Letters: n evaluations, K objectives.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,7 +80,7 @@ class Prior:
         """Return for each earlier search what was taken over.
 
         With the number of the first `num_first` architectures that are its own, and the rank correlation of the scores
-        of architectures that both searches evaluated (None for fewer than _MIN_COMPARED).
+        of architectures that both searches evaluated (NaN for fewer than _MIN_COMPARED).
         """
         rows = []
         for each in self.searches:
@@ -93,7 +94,7 @@ class Prior:
                     "num_in_space": len(each.history),
                     "num_first": sum(place < num_first for _, place in pairs),
                     "num_shared": len(pairs),
-                    "correlation": rank_correlation(*columns) if len(pairs) >= _MIN_COMPARED else None,
+                    "correlation": rank_correlation(*columns) if len(pairs) >= _MIN_COMPARED else math.nan,
                 }
             )
         return rows

@@ -15,6 +15,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.store.rows import EvaluationRecord
+from gflownet.report.results import TakenOver
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.prior import Prior, best_first, earlier_search, read_prior
@@ -74,6 +75,8 @@ def test_the_first_design_begins_with_the_best_of_each_earlier_search_in_turn(se
     num = len(search.history)
     assert counts == [num, num, 10, num]
     assert first["correlation"] == pytest.approx(1)
+    both = f"{num} architectures evaluated by both; rank correlation of both scores 1.00"
+    assert TakenOver(**first).line == f"from a: {num} evaluations; 10 architectures of the first design; {both}"
 
 
 def test_objectives_are_taken_by_the_hypervolume_they_add() -> None:
