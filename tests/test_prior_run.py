@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.overview import StoreOverview
 from gflownet.report.results import read_results
