@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.files import json_text, parse_json, parse_sealed, sealed
 
 RESULTS_NAME, RESULTS_FORMAT = "results.json", 1
@@ -94,6 +94,28 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class TakenOver:
+    """What a search took over from an earlier run (search.prior)."""
+
+    run: str
+    num_evaluations: int  # of the earlier run
+    num_in_space: int  # of them on graphs of today's space
+    num_first: int  # of today's first design that the earlier run has evaluated
+    num_shared: int  # architectures that both have evaluated
+    correlation: float = math.nan  # rank correlation of the two scores of these; NaN for too few
+
+    @property
+    def line(self) -> str:
+        """Return the words of the closing line and of the page."""
+        inside = "" if self.num_in_space == self.num_evaluations else f", {self.num_in_space} of them in this space"
+        known = counted(self.num_first, "architecture")
+        ranks = "" if math.isnan(self.correlation) else f"; rank correlation of both scores {self.correlation:.2f}"
+        both = f"{counted(self.num_shared, 'architecture')} evaluated by both{ranks}"
+        start = f"from {self.run}: {counted(self.num_evaluations, 'evaluation')}{inside}"
+        return f"{start}; {known} of the first design; {both}"
+
+
+@dataclass(frozen=True)
 class SearchResults:
     """The part of the search."""
 
@@ -101,6 +123,7 @@ class SearchResults:
     num_steps: int = 0
     first_mean: float = math.nan  # mean score of the first tenth of the steps
     last_mean: float = math.nan
+    taken_over: tuple[TakenOver, ...] = ()
 
 
 @dataclass(frozen=True)

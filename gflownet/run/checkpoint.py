@@ -20,7 +20,7 @@ from gflownet.errors import UserError
 from gflownet.files import TEMPORARY_SUFFIX, cannot_write, write_whole
 from gflownet.records.marker import LOCK_NAME, check_locks
 
-FORMAT_VERSION = 5  # of the trainer's state; tests/checkpoints/ holds one file of each version
+FORMAT_VERSION = 6  # of the trainer's state; tests/checkpoints/ holds one file of each version
 NUM_CHECKPOINTS = 2
 DAMAGED_SUFFIX = ".damaged"
 

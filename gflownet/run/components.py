@@ -46,6 +46,7 @@ from gflownet.search.config import AUTO, GFLOWNET
 from gflownet.search.history import History
 from gflownet.search.loop import LoopOptions, SearchLoop, round_size
 from gflownet.search.method import PolicyTraining, SearchSetup
+from gflownet.search.prior import Prior, read_prior
 from gflownet.search.proposals import check_space
 from gflownet.search.sampler import LIKELIHOOD_RATE, OBJECTIVE_RATE, Sampler
 from gflownet.search.surrogate import Surrogate
@@ -279,6 +280,9 @@ class Builder:
         """Build the loop over the search method."""
         config = self.config
         limits = Budget(config.budget)
+        if config.search.prior and not self.extensions.method.uses_surrogate:
+            got = f"search.method={config.search.method}"
+            raise UserError(f"search.prior: expected a search method with a surrogate, got {got}")
         setup = SearchSetup(
             context=self.context,
             task=self.task,
@@ -289,6 +293,7 @@ class Builder:
             build_surrogate=self.build_surrogate,
             build_training=self.build_training,
             num_evaluations=self.plan.num_search,
+            prior=Prior(self.env, lambda: read_prior(config.search.prior, self.env, self.task)),
             is_refused=lambda candidate: limits.refusal(self.task, candidate) is not None,
         )
         return SearchLoop(self.extensions.method(setup), self.build_rule())
@@ -397,7 +402,7 @@ class Builder:
             "step": self.progress.step,
             "progress": self.progress.state_dict(),
             **self.learner.state_dict(),
-            "companions": self.auxiliary.state_dict(),
+            "auxiliary": self.auxiliary.state_dict(),
             "replay": self.replay.state_dict(),
             "search": self.search.state_dict(),
             "sampler": self.sampler.state_dict(),
@@ -409,7 +414,7 @@ class Builder:
         self.run_id = state["run_id"]
         self.progress.load_state_dict(state["progress"] | {"step": state["step"]})
         self.learner.load_state_dict(state)
-        self.auxiliary.load_state_dict(state["companions"])
+        self.auxiliary.load_state_dict(state["auxiliary"])
         self.replay.load_state_dict(state["replay"])
         self.search.load_state_dict(state["search"])
         self.sampler.load_state_dict(state["sampler"])

@@ -18,7 +18,7 @@ from gflownet.files import parse_json
 from gflownet.graphs.drawing import to_svg
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader
-from gflownet.report.results import Finalist, SearchResults
+from gflownet.report.results import Finalist, SearchResults, TakenOver
 from gflownet.run.components import Components
 from gflownet.run.failures import SkippedSteps, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage
@@ -193,7 +193,9 @@ class SearchStage(StepStage):
         ends, end = [mean(each) for each in (means[:tenth], means[-tenth:])], parts.search.end or "stopped"
         total = "" if end.startswith(num) else f", {num} in all"
         line = f"search.method={parts.config.search.method}: {end}{total}"
-        run.record(search=SearchResults(line, len(means), *ends))
+        history, prior = parts.search.history, parts.search.method.setup.prior
+        taken_over = [TakenOver(**each) for each in prior.summary(history, parts.config.search.num_initial)]
+        run.record(search=SearchResults(line, len(means), *ends, taken_over=tuple(taken_over)))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:

@@ -103,7 +103,8 @@ class CandidateModel:
     """
 
     def __init__(self, setup: SearchSetup) -> None:
-        self._task = setup.task
+        self._task, self._prior = setup.task, setup.prior
+        self._has_started = False  # from what earlier searches know
         num_objectives = len(self._task.chosen_objectives)
         self.surrogates: list[Surrogate] = [setup.build_surrogate() for _ in range(max(1, num_objectives))]
         self.caps = [Cap(name, limit, setup.build_surrogate()) for name, limit in self._task.limits.items()]
@@ -134,6 +135,7 @@ class CandidateModel:
     def fit(self, history: History, positions: Tensor) -> None:
         """Fit all surrogates to the observations at positions [n] of the history."""
         features, targets = self.encode(history.states[positions]), self.targets(history)[positions]
+        self._start()
         for surrogate, column in zip(self.surrogates, targets.T, strict=True):
             surrogate.fit(features, column)
         metrics = [history.metrics[position] for position in positions.tolist()]
@@ -173,6 +175,15 @@ class CandidateModel:
         """Restore the result of `state_dict`; `fit` follows."""
         for surrogate, values in zip(self._all, state, strict=True):
             surrogate.load_state_dict(values)
+
+    def _start(self) -> None:
+        """Give the surrogates of scores and objectives the evaluations of earlier searches."""
+        if self._has_started or not self._prior.searches:
+            return
+        self._has_started, histories = True, [each.history for each in self._prior.searches]
+        features, targets = [self.encode(each.states) for each in histories], [self.targets(each) for each in histories]
+        for place, surrogate in enumerate(self.surrogates):
+            surrogate.start_from([(known, values[:, place]) for known, values in zip(features, targets, strict=True)])
 
     def _log_feasibility(self, features: Any) -> Tensor:
         """Return the logarithm of the probability that all caps hold, [B] float64."""

@@ -19,6 +19,7 @@ ORIGINS = {
     "policy": "policy",
     "random": "random",
     "sampler": "sampler",
+    "earlier": "earlier runs",
 }
 _ROOM = "gflownet.search"
 SEARCH_METHODS = ExtensionPoint(
@@ -115,6 +116,7 @@ class SearchConfig:
         "search's evaluations, rounded up to a multiple of the places, at most 8 or one per place",
         NOT_NEGATIVE,
     )
+    prior: list[str] = option([], "folders of earlier runs, or their stores, from whose evaluations a surrogate starts")
     num_initial: int = option(10, "candidates before the first prediction, unlike each other", AT_LEAST_ONE)
     train_sampler: bool = option(True, "train the policy on predicted scores after the search")
     width: int = option(

@@ -15,6 +15,7 @@ D numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -31,6 +32,7 @@ from gflownet.workers.process import Stream, stream_seed
 
 ABSENT = 0  # in place of the label of a missing node or of an empty place
 _OUT = 0x5BF03635  # distinguishes labels of out-neighbours from those of in-neighbours
+_BY_GRAPH = ("labels", "counts", "numbers")
 _MAX_ENTRIES = 2**18  # of one array at a time, to bound memory
 
 
@@ -51,6 +53,20 @@ class GraphFeatures:
     def __getitem__(self, index: Tensor | slice) -> GraphFeatures:
         """Return the features of the graphs at an index."""
         return GraphFeatures(self.labels[index], self.counts[index], self.blocks, self.numbers[index], self.groups)
+
+    def with_source(self, source: int, num_sources: int) -> GraphFeatures:
+        """Return the features with a further group of numbers, whose squared distance is 1 for different sources."""
+        numbers = self.numbers.new_zeros(len(self), num_sources)
+        numbers[:, source] = math.sqrt(0.5)
+        groups = self.groups.new_full((num_sources,), len(self.groups.unique()))
+        numbers, groups = torch.cat([self.numbers, numbers], 1), torch.cat([self.groups, groups])
+        return GraphFeatures(self.labels, self.counts, self.blocks, numbers, groups)
+
+    @classmethod
+    def cat(cls, parts: Sequence[GraphFeatures]) -> GraphFeatures:
+        """Return the graphs of all parts, encoded alike."""
+        labels, counts, numbers = (torch.cat([getattr(x, name) for x in parts]) for name in _BY_GRAPH)
+        return cls(labels, counts, parts[0].blocks, numbers, parts[0].groups)
 
     @property
     def num_blocks(self) -> int:

@@ -10,6 +10,7 @@ Letters: K distances, n observations, G candidate hyperparameters, B predicted g
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -178,6 +179,13 @@ class Regression:
         self.factor = _factorised(correlations, hyperparameters.noise_variance)
         self.posterior = Posterior.of(self.factor, values)
 
+    def log_density(self, num: int) -> float:
+        """Return the mean log density of the first `num` values, each predicted from all others (Sundararajan 2001)."""
+        inverse = torch.cholesky_inverse(self.factor).diagonal()
+        weights = torch.linalg.solve_triangular(self.factor.T, self.posterior.residuals[:, None], upper=True)[:, 0]
+        scale = self.posterior.variance / inverse
+        return float(-0.5 * (scale.log() + (weights / inverse).square() / scale)[:num].mean())
+
     @property
     def noise(self) -> float:
         """Return the standard deviation of the noise of one observation."""
@@ -231,6 +239,7 @@ _NUM_ROUNDS = 3
 _MAX_ROWS = 1_000  # observations of a fit
 # Hyperparameters are fitted again after this share, and at least this number, of new observations.
 _GROWTH, _MIN_GROWTH = 0.08, 2
+_MIN_COMPARED = 3  # observations before earlier searches may be left out
 
 
 class GaussianProcess(Surrogate):
@@ -240,10 +249,12 @@ class GaussianProcess(Surrogate):
         """Keep the components; `fit` sets the warping."""
         super().__init__(env, config, seed=seed)
         self._warping = Warping(0.0, 1.0)
-        self._hyperparameters: Hyperparameters | None = None
+        self._hyperparameters: list[Hyperparameters] = []  # of today's observations alone, and with earlier ones
         self._num_fitted = 0  # observations at the last fit of hyperparameters
         self._regression: Regression | None = None
-        self._last: Conditional | None = None  # of the last predictions
+        self._last: tuple[GraphFeatures, Conditional] | None = None  # of the last predictions
+        self._earlier: list[tuple[GraphFeatures, Tensor]] = []  # of each earlier search, with warped scores
+        self._uses_earlier = False
 
     def encode(self, states: GraphStates) -> GraphFeatures:
         """Return the features of B terminal states: labels, and numbers with one distance for each of their groups."""
@@ -261,13 +272,33 @@ class GaussianProcess(Surrogate):
         self._warping = Warping.of(scores)
         values = self.warp(scores)
         rows = best_and_random(values, _MAX_ROWS, seed=self.seed)
+        observations = [(features[rows], values[rows])]
+        if self._earlier:
+            parts, known = zip((self._of_today(features[rows]), values[rows]), *self._earlier, strict=True)
+            observations.append((GraphFeatures.cat(parts), torch.cat(known)))
         growth = max(_MIN_GROWTH, _GROWTH * self._num_fitted)
-        if self._hyperparameters is None or not self._num_fitted <= len(features) < self._num_fitted + growth:
-            some = rows[best_and_random(values[rows], _MAX_FIT_ROWS, seed=len(rows))]
-            squared = torch.stack([*squared_distances(features[some], features[some])])
-            self._hyperparameters = most_probable(squared, values[some], self._hyperparameters)
+        if not self._hyperparameters or not self._num_fitted <= len(features) < self._num_fitted + growth:
+            starts = self._hyperparameters or [None] * len(observations)
+            pairs = zip(observations, starts, strict=True)
+            self._hyperparameters = [_fitted(*each, start) for each, start in pairs]
             self._num_fitted = len(features)
-        self._regression, self._last = Regression(features[rows], values[rows], self._hyperparameters), None
+        models = [Regression(*each, found) for each, found in zip(observations, self._hyperparameters, strict=True)]
+        if len(rows) < _MIN_COMPARED:
+            self._regression = models[-1]
+        else:
+            self._regression = max(models, key=lambda model: model.log_density(len(rows)))
+        self._uses_earlier, self._last = self._regression is not models[0], None
+
+    def start_from(self, earlier: Sequence[tuple[GraphFeatures, Tensor]]) -> None:
+        """Learn earlier searches as further tasks (the task is an input with a length of its own, Swersky et al. 2013).
+
+        The distance of tasks is one more distance of the kernel, whose weight follows from the observations. Where
+        today's ones are predicted better from today's alone, each from all others, the earlier ones are not used.
+        """
+        for number, (features, scores) in enumerate(earlier, 1):
+            values = Warping.of(scores).warp(scores)
+            rows = best_and_random(values, _MAX_FIT_ROWS // len(earlier), seed=self.seed)
+            self._earlier.append((features[rows].with_source(number, len(earlier) + 1), values[rows]))
 
     def predict(self, features: GraphFeatures) -> Prediction:
         return self._at(features).prediction
@@ -283,17 +314,26 @@ class GaussianProcess(Surrogate):
         return self._warping.unwarp(values)
 
     def state_dict(self) -> dict[str, Any]:
-        fitted = None if self._hyperparameters is None else vars(self._hyperparameters)
-        return {"hyperparameters": fitted, "num_fitted": self._num_fitted}
+        return {"hyperparameters": [vars(each) for each in self._hyperparameters], "num_fitted": self._num_fitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        fitted, self._num_fitted = state["hyperparameters"], state["num_fitted"]
-        self._hyperparameters = None if fitted is None else Hyperparameters(**fitted)
+        self._hyperparameters = [Hyperparameters(**each) for each in state["hyperparameters"]]
+        self._num_fitted = state["num_fitted"]
         self._regression = self._last = None
 
     def _at(self, features: GraphFeatures) -> Conditional:
         if self._regression is None:
             raise ValueError("predict: expected a fitted surrogate, got one without observations")
-        if self._last is None or self._last.features is not features:
-            self._last = Conditional(self._regression, features)
-        return self._last
+        if self._last is None or self._last[0] is not features:
+            other = self._of_today(features) if self._uses_earlier else features
+            self._last = features, Conditional(self._regression, other)
+        return self._last[1]
+
+    def _of_today(self, features: GraphFeatures) -> GraphFeatures:
+        return features.with_source(0, len(self._earlier) + 1)
+
+
+def _fitted(features: GraphFeatures, values: Tensor, start: Hyperparameters | None) -> Hyperparameters:
+    """Return the most probable hyperparameters of n observations, of some of them where there are many."""
+    some = best_and_random(values, _MAX_FIT_ROWS, seed=len(values))
+    return most_probable(torch.stack([*squared_distances(features[some], features[some])]), values[some], start)

@@ -24,6 +24,7 @@ class ProposalOrigin(IntEnum):
     POLICY = 3
     RANDOM = 4
     SAMPLER = 5  # trained after the search
+    EARLIER = 6  # best ones of earlier runs
 
 
 @dataclass(frozen=True)

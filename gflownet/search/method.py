@@ -27,6 +27,7 @@ from gflownet.objectives.config import OBJECTIVES
 from gflownet.plugins import Configurable
 from gflownet.search.config import SearchConfig
 from gflownet.search.history import History
+from gflownet.search.prior import Prior
 from gflownet.search.proposals import SpreadDraws
 from gflownet.search.surrogate import Prediction, Surrogate
 from gflownet.workers.process import stream_seed
@@ -96,6 +97,7 @@ class SearchSetup:
     build_surrogate: Callable[[], Surrogate]
     build_training: Callable[[], PolicyTraining]
     num_evaluations: int  # expected evaluations of the search, for schedules
+    prior: Prior  # evaluations of earlier searches
     is_refused: Callable[[Any], bool] = lambda candidate: False  # whether a hard cap of the budget refuses it
 
     def is_refused_at(self, states: GraphStates, index: int) -> bool:

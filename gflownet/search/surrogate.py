@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gflownet.errors import UserError
 from gflownet.evaluation import racing
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
@@ -96,6 +97,10 @@ class Surrogate(Configurable, ABC):
             features: of `encode`.
             scores: [n] finite scores.
         """
+
+    def start_from(self, earlier: Sequence[tuple[Any, Tensor]]) -> None:
+        """Learn features and scores of earlier searches, whose scores may mean something else, with those of `fit`."""
+        raise UserError(f"search.prior: expected a surrogate that learns from earlier runs, got {type(self).__name__}")
 
     @abstractmethod
     def predict(self, features: Any) -> Prediction:

@@ -113,6 +113,7 @@ class SurrogateSearch(SearchMethod):
     def state_dict(self) -> dict[str, Any]:
         return {
             "num_fitted": self._num_fitted,
+            "prior": self.setup.prior.state_dict(),
             "calibration": self.calibration.state_dict(),
             "model": self.model.state_dict(),
             "kept": {call: pool.state_dict() for call, pool in self._kept.items()},
@@ -120,6 +121,7 @@ class SurrogateSearch(SearchMethod):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._kept = {call: Pool.of_state(pool) for call, pool in state["kept"].items()}
+        self.setup.prior.load_state_dict(state["prior"])
         self.calibration.load_state_dict(state["calibration"])
         self.model.load_state_dict(state["model"])
         if state["num_fitted"]:
@@ -239,11 +241,22 @@ class SurrogateSearch(SearchMethod):
         return iter(sampled_order(values, generator, beta=self.config.acquisition.beta).tolist())
 
     def _first_states(self, call: int, num: int, origin: ProposalOrigin) -> Candidates:
-        """Return unknown architectures of the first design, then random ones."""
-        states = GraphStates.cat([self._design, self.random_states(call)])
-        states = states[unknown_mask(self.history, states)]
-        states = states[accepted(states, torch.arange(len(states)), num, self.setup.is_refused_at)]
-        return Candidates(states, origin_of((origin, len(states))))
+        """Return the best architectures of earlier searches, those of the first design, then random ones."""
+        parts = [self._earlier_best, self._design, self.random_states(call)]
+        origins = origin_of((ProposalOrigin.EARLIER, len(parts[0])), (origin, len(parts[1]) + len(parts[2])))
+        states = GraphStates.cat(parts)
+        is_unknown = unknown_mask(self.history, states)
+        states, origins = states[is_unknown], origins[is_unknown]
+        positions = accepted(states, torch.arange(len(states)), num, self.setup.is_refused_at)
+        return Candidates(states[positions], origins[positions])
+
+    @cached_property
+    def _earlier_best(self) -> GraphStates:
+        """The best architectures of earlier searches within today's hard caps: half of the first design."""
+        states = self.setup.prior.best(self.config.num_initial, self.model.targets)
+        return states[
+            accepted(states, torch.arange(len(states)), (self.config.num_initial + 1) // 2, self.setup.is_refused_at)
+        ]
 
     @cached_property
     def _design(self) -> GraphStates:

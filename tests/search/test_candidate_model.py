@@ -24,6 +24,7 @@ from gflownet.search.config import SearchConfig, SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.history import History
 from gflownet.search.method import SearchSetup
+from gflownet.search.prior import Prior
 from tasks.cells import CellsConfig, CellsTask
 from tests.benchmark_tables import write_nb201
 from tests.contracts.environments import computation_graphs
@@ -65,6 +66,7 @@ class Search:
             build_training=unused,
             build_surrogate=lambda: GaussianProcess(self.env, surrogate, seed=0),
             num_evaluations=num,
+            prior=Prior(self.env),
         )
         states = uniform_states(self.env, 2 * num, generator=torch.Generator().manual_seed(0))
         self.history.add(states[:num], [self.evaluation(self.env.terminal(states, i)) for i in range(num)])

@@ -1,0 +1,197 @@
+"""Earlier searches from which a search starts: their evaluations, as far as their graphs are in the space of today.
+
+Letters: n evaluations, K objectives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gflownet.errors import UserError, counted
+from gflownet.evaluation.evaluator import evaluation_of
+from gflownet.evaluation.statistics import hypervolume
+from gflownet.evaluation.store.database import STORE_NAME
+from gflownet.evaluation.store.overview import StoreOverview
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, record_of
+from gflownet.evaluation.task import GFNTask
+from gflownet.learning.sampler import uniform_states
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.records.trust import checked_names
+from gflownet.search.history import History
+from gflownet.search.surrogate import rank_correlation
+
+_MIN_COMPARED = 5  # architectures of both searches before their scores are correlated
+# What the inputs and outputs of a graph say of the data.
+_OF_DATA = {"input": ("shape", "layout", "dtype", "output_size"), "output": ("features", "output_size")}
+
+
+@dataclass(frozen=True)
+class EarlierSearch:
+    """The evaluations of an earlier run: its own scores, on graphs of the space of today."""
+
+    name: str  # of its folder
+    history: History
+    num_evaluations: int  # also of graphs that are outside of today's space
+
+    def shared(self, history: History) -> list[tuple[int, int]]:
+        """Return the positions of architectures that both searches evaluated, the earlier search's first."""
+        codes = self.history.env.identify(self.history.states).tolist()
+        places = [history.position(code) for code in codes]
+        return [(earlier, place) for earlier, place in enumerate(places) if place is not None]
+
+
+class Prior:
+    """What a search knows before its first evaluation; read once, part of its checkpoint."""
+
+    def __init__(self, env: Environment, read: Callable[[], Sequence[EarlierSearch]] = lambda: ()) -> None:
+        self._env, self._read = env, read
+
+    @cached_property
+    def searches(self) -> Sequence[EarlierSearch]:
+        """The earlier searches that have evaluations in today's space."""
+        return self._read()
+
+    def best(self, num: int, targets: Callable[[History], Tensor]) -> GraphStates:
+        """Return up to `num` of the best architectures, of each earlier search in turn.
+
+        With K objectives each one adds most to the hypervolume of those before. `targets` returns [n, K] of a history.
+        """
+        orders = [best_first(targets(each.history), num) for each in self.searches]
+        chosen = [
+            each.history.states[order[place : place + 1]]
+            for place in range(num)
+            for each, order in zip(self.searches, orders, strict=True)
+            if place < len(order)
+        ]
+        return GraphStates.cat([self._env.initial_states(0), *chosen[:num]])
+
+    def summary(self, history: History, num_first: int) -> list[dict[str, Any]]:
+        """Return for each earlier search what was taken over.
+
+        With the number of the first `num_first` architectures that are its own, and the rank correlation of the scores
+        of architectures that both searches evaluated (NaN for fewer than _MIN_COMPARED).
+        """
+        rows = []
+        for each in self.searches:
+            pairs = each.shared(history)
+            scores = [(each.history.measured[earlier], history.measured[place]) for earlier, place in pairs]
+            columns = [torch.tensor(column) for column in zip(*scores, strict=True)]
+            rows.append(
+                {
+                    "run": each.name,
+                    "num_evaluations": each.num_evaluations,
+                    "num_in_space": len(each.history),
+                    "num_first": sum(place < num_first for _, place in pairs),
+                    "num_shared": len(pairs),
+                    "correlation": rank_correlation(*columns) if len(pairs) >= _MIN_COMPARED else math.nan,
+                }
+            )
+        return rows
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the contents, so that a resumed search has them without the folders."""
+        return [
+            {"name": each.name, "num": each.num_evaluations, "history": each.history.state_dict()}
+            for each in self.searches
+        ]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Restore the result of `state_dict`."""
+        searches = []
+        for each in state:
+            history = History(self._env)
+            history.load_state_dict(each["history"])
+            searches.append(EarlierSearch(each["name"], history, each["num"]))
+        self.searches = searches
+
+
+def earlier_search(
+    name: str, records: Iterable[EvaluationRecord], env: Environment, task: GFNTask
+) -> EarlierSearch | None:
+    """Return the evaluations of a run; None where no graph of it is in the space of `env`.
+
+    Inputs and outputs of its networks get the shapes of today's data. Failed evaluations count with the floor score.
+    """
+    history, num, ends = History(env), 0, _ends(env)
+    for record in records:
+        if record.seed or record.status is EvaluationStatus.REFUSED:
+            continue
+        num += 1
+        try:
+            candidate = env.terminal_type.from_dict(_with_ends(json.loads(record.graph), ends))
+            states = env.states_of([candidate])
+        except (ValueError, TypeError, KeyError, NotImplementedError):
+            continue  # of another space
+        history.add(states, [evaluation_of(record, task=task, cached=False)])
+    return EarlierSearch(name, history, num) if len(history) else None
+
+
+def read_prior(locations: Sequence[str], env: Environment, task: GFNTask) -> list[EarlierSearch]:
+    """Return what earlier searches tell about today's space.
+
+    Args:
+        locations: run folders, or stores: SQLite files and database URLs, with all of their runs.
+        env: of today.
+        task: of today; it computes utilities from the metrics of earlier evaluations.
+
+    Raises:
+        UserError: no evaluations there, none in today's space, or a folder of another user that names classes.
+    """
+    searches = []
+    for location in locations:
+        folder = Path(location)
+        path = folder / STORE_NAME if folder.is_dir() else folder
+        if "://" not in location and not path.is_file():
+            raise UserError(f"search.prior: expected a run folder or a store with evaluations, got {location}")
+        with StoreOverview(location if "://" in location else str(path)) as overview, overview.damage_in_one_line():
+            records = list(map(record_of, overview.results()))
+        names = [json.loads(record.graph) for record in records]
+        with checked_names(path, names, folder=path.parent):
+            search = earlier_search(folder.name, records, env, task)
+        if search is None:
+            got = f"{counted(len(records), 'other')} in {location}"
+            raise UserError(f"search.prior: expected evaluations in this search space, got {got}")
+        searches.append(search)
+    return searches
+
+
+def best_first(values: Tensor, num: int) -> Tensor:
+    """Return up to `num` positions: of the largest values [n, 1], or those that add most hypervolume of [n, K]."""
+    if values.shape[1] == 1:
+        return values[:, 0].argsort(descending=True, stable=True)[:num]
+    points, chosen = values.double().numpy(), list[int]()
+    for _ in range(min(num, len(points))):
+        volumes = [hypervolume(points[[*chosen, row]]) if row not in chosen else -np.inf for row in range(len(points))]
+        chosen.append(int(np.argmax(volumes)))
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+def _ends(env: Environment) -> Mapping[str, list[Mapping[str, Any]]]:
+    """Return the input and output nodes of a network of an environment, by kind; none of other graphs."""
+    example = uniform_states(env, 1, generator=torch.Generator().manual_seed(0))
+    ends: dict[str, list[Mapping[str, Any]]] = {}
+    for node in env.terminal(example, 0).to_dict().get("nodes", ()):
+        ends.setdefault(str(node.get("node_type")), []).append(node)
+    return ends
+
+
+def _with_ends(graph: dict[str, Any], ends: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Give the inputs and outputs of an earlier graph what a graph says of the data: shapes and numbers of outputs."""
+    for kind, names in _OF_DATA.items():
+        nodes = [node for node in graph.get("nodes", ()) if node.get("node_type") == kind]
+        for node, today in zip(nodes, ends.get(kind, ()), strict=False):
+            for old, new in ((node, today), (node.get("operation"), today.get("operation"))):
+                if isinstance(old, dict) and isinstance(new, Mapping):
+                    old.update({name: new[name] for name in names if name in old and name in new})
+    return graph
