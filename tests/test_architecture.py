@@ -19,15 +19,15 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 SHRINKING_ROOMS = {
     "evaluation": 12_386,
     "envs": 4_704,
-    "search": 3_536,
+    "search": 3_823,
     "operations": 4_674,
-    "run": 5_066,
+    "run": 5_073,
     "graphs": 4_784,
     "translation": 3_493,
-    "report": 4_148,
+    "report": 4_172,
 }
-NUM_PACKAGE_FILES = 367
-NUM_DOC_WORDS = 87_359
+NUM_PACKAGE_FILES = 368
+NUM_DOC_WORDS = 87_615
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.
