@@ -327,8 +327,6 @@ def test_source_offline_graphs_uniform(tmp_path, two_way):
         assert len(second.trajectories) == 6 + 3 + 40
         firsts = [text(batch[i]) for i in range(len(batch) - 40, len(batch) - 26)]
         assert firsts != [text(second.trajectories[i]) for i in range(9, 23)]
-            text(second.trajectories[i]) for i in range(9, 23)
-        ]
 
 
 def test_load_offline_reads_report_file(tmp_path):
