@@ -75,7 +75,7 @@ def main() -> int:
     )
     table = options.table or Path("nb201.csv.gz")
     if not table.is_file():
-        print(f"no table at {table}: --table names it (docs/tabular-benchmarks.md says where to get it)")
+        print(f"no table at {table}: --table names it (sources: docs/tabular-benchmarks.md)")
         return SKIPPED
     with gzip.open(table, "rt", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""Runs that start from earlier ones: what they print and record, and their resume without the earlier folder."""
+"""Runs that start from earlier ones: closing line, record, and resume without the earlier folder."""
 
 from __future__ import annotations
 

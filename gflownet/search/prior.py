@@ -32,7 +32,7 @@ from gflownet.search.history import History
 from gflownet.search.surrogate import rank_correlation
 
 _MIN_COMPARED = 5  # architectures of both searches before their scores are correlated
-# What the inputs and outputs of a graph say of the data.
+# Attributes of inputs and outputs that depend on the data.
 _OF_DATA = {"input": ("shape", "layout", "dtype", "output_size"), "output": ("features", "output_size")}
 
 
@@ -52,7 +52,7 @@ class EarlierSearch:
 
 
 class Prior:
-    """What a search knows before its first evaluation; read once, part of its checkpoint."""
+    """Evaluations of earlier searches; read once, part of the checkpoint of the search."""
 
     def __init__(self, env: Environment, read: Callable[[], Sequence[EarlierSearch]] = lambda: ()) -> None:
         self._env, self._read = env, read
@@ -77,7 +77,7 @@ class Prior:
         return GraphStates.cat([self._env.initial_states(0), *chosen[:num]])
 
     def summary(self, history: History, num_first: int) -> list[dict[str, Any]]:
-        """Return for each earlier search what was taken over.
+        """Return the fields of `report.results.TakenOver` for each earlier search.
 
         With the number of the first `num_first` architectures that are its own, and the rank correlation of the scores
         of architectures that both searches evaluated (NaN for fewer than _MIN_COMPARED).
@@ -138,7 +138,7 @@ def earlier_search(
 
 
 def read_prior(locations: Sequence[str], env: Environment, task: GFNTask) -> list[EarlierSearch]:
-    """Return what earlier searches tell about today's space.
+    """Return the evaluations of earlier runs on graphs of today's space.
 
     Args:
         locations: run folders, or stores: SQLite files and database URLs, with all of their runs.
@@ -187,7 +187,7 @@ def _ends(env: Environment) -> Mapping[str, list[Mapping[str, Any]]]:
 
 
 def _with_ends(graph: dict[str, Any], ends: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Give the inputs and outputs of an earlier graph what a graph says of the data: shapes and numbers of outputs."""
+    """Give the inputs and outputs of an earlier graph the shapes and the number of outputs of today's data."""
     for kind, names in _OF_DATA.items():
         nodes = [node for node in graph.get("nodes", ()) if node.get("node_type") == kind]
         for node, today in zip(nodes, ends.get(kind, ()), strict=False):

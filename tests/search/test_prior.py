@@ -1,4 +1,4 @@
-"""What a search takes over from earlier ones, on the cells of a table."""
+"""Searches that start from the evaluations of earlier ones, on the cells of a table."""
 
 from __future__ import annotations
 
