@@ -122,17 +122,20 @@ def searched_words(run: RunData) -> str:
         about += f", scored by {score}"
     if places := mapping_of(run.option("env.choices.places")):
         space = f"{space}: {', '.join(map(str, places))}"
-    words = f"{sentence(about)} Space: {space}{'' if space == env else f' ({env})'}."
-    method, objective = run.method, str(run.option("algo.method"))
-    learned = f"{summary_of(OBJECTIVES, objective)} ({objective})"
-    number = counted(run.num_evaluated, "evaluation")
-    if has_search_method(run):
-        chosen = f", chosen because {reason}" if (reason := run.plan.get("reason")) else ""
-        about_sampler = f"; a sampler trained with {learned}" if run.option("search.train_sampler") else ""
-        return (
-            f"{words} {number} by search.method={method}: {summary_of(SEARCH_METHODS, method)}{chosen}{about_sampler}."
-        )
-    return f"{words} {number} by a GFlowNet, which samples in proportion to the reward, trained with {learned}."
+    words, method = f"{sentence(about)} Space: {space}{_size_words(run, env)}", run.method
+    learned, number = summary_of(OBJECTIVES, str(run.option("algo.method"))), counted(run.num_evaluated, "evaluation")
+    if not has_search_method(run):
+        return f"{words}; {number} by a GFlowNet, which samples in proportion to the reward, trained with {learned}."
+    sampler = f"; then a sampler, trained with {learned}" if run.option("search.train_sampler") else ""
+    return f"{words}; {number}, chosen by {summary_of(SEARCH_METHODS, method)}{sampler}."
+
+
+def _size_words(run: RunData, env: str) -> str:
+    """Return the limits of a space of networks of operations, as its options name them."""
+    options = mapping_of(run.option(f"env.{env}"))
+    nodes, kinds, most = (options.get(name) for name in ("max_hidden_nodes", "operations", "max_parameters"))
+    kinds = f" of {counted(len(kinds), 'kind')}" if kinds else ""
+    return (f", up to {nodes}{kinds}" if nodes else "") + (f", at most {most:,} parameters" if most else "")
 
 
 def _state_words(run: RunData, progress: Progress) -> str:

@@ -116,7 +116,7 @@ def test_evaluations_and_steps_after_a_resume_agree_everywhere(tmp_path):
     options = ["search.method=surrogate", "budget.evaluations=13"]
     folder = write_run(tmp_path, [*choices(10), *stopped, partial], rows=rows, status=status, options=options)
     header = page(folder).sections["header"]
-    assert "12 evaluations by search.method=surrogate: " in header
+    assert "12 evaluations, chosen by predictions of a surrogate" in header
     assert "evaluations of the search 12 of 12, 2 stopped early" in header
     assert "steps of the sampler 3 of 3" in header
     assert "Its loss was 7 in the first of 3 steps and 5 in the last" in header
@@ -206,7 +206,7 @@ def test_search_method_counts_evaluations(tmp_path):
     folder = write_run(tmp_path, choices(40), rows=rows, status=status, options=options)
     read = page(folder)
     assert "evaluation 40 of 80" in read.sections["header"]
-    assert "search.method=random: uniformly random actions" in read.sections["header"]
+    assert "chosen by uniformly random actions" in read.sections["header"]
     rows += [{"step": 11, "likelihood_loss": 9.0}, {"step": 12, "loss": 1.0}, {"step": 13, "loss": 1.0}]
     status = status_of("failed") | {"plan": {"num_steps": 100}}
     read = page(write_run(tmp_path / "later", choices(40), rows=rows, status=status, options=options))
