@@ -24,10 +24,10 @@ SHRINKING_ROOMS = {
     "run": 5_073,
     "graphs": 4_784,
     "translation": 3_493,
-    "report": 4_172,
+    "report": 4_175,
 }
 NUM_PACKAGE_FILES = 368
-NUM_DOC_WORDS = 87_615
+NUM_DOC_WORDS = 87_661
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.

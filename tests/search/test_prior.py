@@ -18,7 +18,7 @@ from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.report.results import TakenOver
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
-from gflownet.search.prior import Prior, best_first, earlier_search, read_prior
+from gflownet.search.prior import EarlierSearch, Prior, best_first, earlier_search, read_prior
 from tests.benchmark_tables import write_nb201
 from tests.evaluation.stub_rows import record
 from tests.search.test_candidate_model import Search
@@ -66,7 +66,7 @@ def test_the_first_design_begins_with_the_best_of_each_earlier_search_in_turn(se
         earlier_search(name, rows_of(search, sign * scores + 1), search.env, search.task)
         for name, sign in (("a", 1), ("b", -1))
     ]
-    prior = Prior(search.env, lambda: [each for each in both if each])
+    prior = Prior(search.env, lambda: [each for each in both if isinstance(each, EarlierSearch)])
     best = prior.best(3, lambda history: torch.tensor(history.measured)[:, None])
     found = [search.history.measured[search.history.position(code) or 0] for code in search.env.identify(best).tolist()]
     assert found == scores.sort().values[[-1, 0, -2]].tolist()
