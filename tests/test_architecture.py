@@ -27,7 +27,7 @@ SHRINKING_ROOMS = {
     "report": 4_175,
 }
 NUM_PACKAGE_FILES = 368
-NUM_DOC_WORDS = 87_661
+NUM_DOC_WORDS = 87_882
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.
