@@ -283,9 +283,8 @@ class GaussianProcess(Surrogate):
             self._hyperparameters = [_fitted(*each, start) for each, start in pairs]
             self._num_fitted = len(features)
         models = [Regression(*each, found) for each, found in zip(observations, self._hyperparameters, strict=True)]
-        if len(rows) < _MIN_COMPARED:
-            self._regression = models[-1]
-        else:
+        self._regression = models[-1]
+        if self._earlier and len(rows) >= _MIN_COMPARED:
             self._regression = max(models, key=lambda model: model.log_density(len(rows)))
         self._uses_earlier, self._last = self._regression is not models[0], None
 
