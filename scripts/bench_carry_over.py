@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.store.overview import StoreOverview
-from gflownet.evaluation.store.rows import EvaluationRecord, record_of
+from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.train import main as train
 from scripts.bench import SKIPPED, at_least, at_most, finish, parse_arguments
 
@@ -50,7 +50,7 @@ def searched(folder: Path, table: Path, column: str, num: int, seed: int, *optio
     if status:
         raise SystemExit(status)
     with StoreOverview(str(folder / STORE_NAME)) as overview:
-        return list(map(record_of, overview.results()))
+        return overview.records()
 
 
 def shuffle_scores(records: list[EvaluationRecord], path: Path, seed: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -177,6 +177,11 @@ def hypervolume(points: np.ndarray, reference: np.ndarray | None = None) -> floa
     points = points - (0.0 if reference is None else np.asarray(reference, dtype=np.float64))
     points = points[(points > 0).all(1)]
     return _volume(points)
+
+
+def largest_addition(points: np.ndarray, chosen: Sequence[int], candidates: Iterable[int]) -> int:
+    """Return the first candidate of points [N, K] that adds most to the hypervolume of the chosen ones."""
+    return max(candidates, key=lambda place: hypervolume(points[[*chosen, place]]))
 
 
 def _volume(points: np.ndarray) -> float:

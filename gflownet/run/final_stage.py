@@ -21,7 +21,7 @@ from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import Finalists, FinalStage, FinalTrainings, Sizes, TopArchitecture, with_test_scores
 from gflownet.evaluation.racing import RANDOM_REPEAT, NormalMeans, num_finalists, num_for_choice, shrunk, spread_of
-from gflownet.evaluation.statistics import hypervolume, non_dominated
+from gflownet.evaluation.statistics import largest_addition, non_dominated
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind
@@ -284,7 +284,8 @@ def _on_front(
         if place not in chosen[number]
     ]:
         before = [points[number][place] for number, places in enumerate(chosen) for place in places]
-        number, place = max(left, key=lambda each: hypervolume(np.array([*before, points[each[0]][each[1]]])))
+        tried = np.array([*before, *(points[number][place] for number, place in left)])
+        number, place = left[largest_addition(tried, range(len(before)), range(len(before), len(tried))) - len(before)]
         chosen[number].append(place)
     return chosen
 

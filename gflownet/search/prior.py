@@ -13,16 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.evaluator import evaluation_of
-from gflownet.evaluation.statistics import hypervolume
+from gflownet.evaluation.statistics import largest_addition
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.overview import StoreOverview
-from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, record_of
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.environment import Environment
@@ -155,7 +154,7 @@ def read_prior(locations: Sequence[str], env: Environment, task: GFNTask) -> lis
         if "://" not in location and not path.is_file():
             raise UserError(f"search.prior: expected a run folder or a store with evaluations, got {location}")
         with StoreOverview(location if "://" in location else str(path)) as overview, overview.damage_in_one_line():
-            records = list(map(record_of, overview.results()))
+            records = overview.records()
         names = [json.loads(record.graph) for record in records]
         with checked_names(path, names, folder=path.parent):
             search = earlier_search(folder.name, records, env, task)
@@ -172,8 +171,7 @@ def best_first(values: Tensor, num: int) -> Tensor:
         return values[:, 0].argsort(descending=True, stable=True)[:num]
     points, chosen = values.double().numpy(), list[int]()
     for _ in range(min(num, len(points))):
-        volumes = [hypervolume(points[[*chosen, row]]) if row not in chosen else -np.inf for row in range(len(points))]
-        chosen.append(int(np.argmax(volumes)))
+        chosen.append(largest_addition(points, chosen, (row for row in range(len(points)) if row not in chosen)))
     return torch.tensor(chosen, dtype=torch.int64)
 
 

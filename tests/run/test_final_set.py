@@ -23,7 +23,7 @@ from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.overview import StoreOverview
-from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, record_of
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.files import write_whole
 from gflownet.report.page import page_of, read_run
@@ -45,7 +45,7 @@ def content_of(folder: Path) -> Any:
 
 def rows_of(folder: Path) -> list[EvaluationRecord]:
     with StoreOverview(str(folder / "evaluations.sqlite")) as overview:
-        return [record_of(row) for row in overview.results()]
+        return overview.records()
 
 
 def weights_of(folder: Path) -> dict[str, bytes]:

@@ -27,6 +27,7 @@ from gflownet.evaluation.store.rows import (
     IS_SEARCH_SUCCESS,
     REQUEUED,
     SCHEMA,
+    EvaluationRecord,
     EvaluationStatus,
     context_digest,
     is_expired,
@@ -122,6 +123,10 @@ class StoreOverview(Closing):
             if any(second <= first for first, second in pairwise(ids)):
                 raise ValueError(f"rows after {last}: expected increasing ids, got {ids[1]} to {ids[-1]}")
             last = ids[-1]
+
+    def records(self, *, run: str | None = None) -> list[EvaluationRecord]:
+        """Return `results` as records."""
+        return [store_rows.record_of(row) for row in self.results(run=run)]
 
     def count(self) -> int:
         """Return the number of all rows: results, claims and damaged ones."""

@@ -18,7 +18,7 @@ from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.overview import StoreOverview
-from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, record_of
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus
 from gflownet.files import parse_json, read_entries, read_rows, read_yaml
 from gflownet.records.marker import RunMarker, read_marker
 from gflownet.records.status import STATUS_NAME, RunState, RunStatus, read_status
@@ -290,7 +290,7 @@ def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]
         return []
     try:
         with StoreOverview(url or str(path)) as overview:
-            return [record_of(row) for row in overview.results(run=run or None)]
+            return overview.records(run=run or None)
     except (UserError, ValueError, KeyError, TypeError) as error:
         problems.append(f"The evaluations cannot be read: {error}")
         return []
