@@ -196,9 +196,8 @@ class _RaceTrainings:
     num_left: int  # trainings that no earlier process has done
     seconds_left: float
     rounds: Iterator[list[tuple[int, int]]] = field(init=False)
-    round: list[tuple[int, EvaluationFuture]] = field(
-        default_factory=list
-    )  # the current one: finalists and their trainings
+    # The current one: finalists and their trainings.
+    round: list[tuple[int, EvaluationFuture]] = field(default_factory=list)
     is_over: bool = False
     futures: list[list[EvaluationFuture]] = field(init=False)  # of each finalist
     means: NormalMeans | None = None  # when the winner was chosen; None before

@@ -179,10 +179,8 @@ class FirstImprovement(SearchMethod):
 
     def _neighbourhood(self, position: int) -> dict[int, GraphStates]:
         """Return the neighbours of an architecture by code, in random order, without refused ones."""
-        state, generator = (
-            self.history.states[position : position + 1],
-            self.setup.generator(position, Stream.NEIGHBOURS),
-        )
+        state = self.history.states[position : position + 1]
+        generator = self.setup.generator(position, Stream.NEIGHBOURS)
         states = neighbours(self.env, state, generator, num=_NUM_NEIGHBOURS)
         states = states[is_allowed(self.setup, states).nonzero().squeeze(1)]
         return {code: states[i : i + 1] for i, code in enumerate(self.env.identify(states).tolist())}
