@@ -21,7 +21,7 @@ SHRINKING_ROOMS = {
     "envs": 4_704,
     "search": 3_818,
     "operations": 4_674,
-    "run": 5_074,
+    "run": 5_079,
     "graphs": 4_784,
     "translation": 3_493,
     "report": 4_175,

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gflownet.config import Config
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
@@ -25,8 +26,10 @@ from gflownet.evaluation.statistics import largest_addition, non_dominated
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind
+from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.canonical import Candidate
 from gflownet.learning.sampler import distinct_candidates
+from gflownet.mdp.environment import Environment
 from gflownet.records.status import Phase
 from gflownet.report.closing import write_final
 from gflownet.report.verdict import spent_on
@@ -115,8 +118,10 @@ class FinalTrainingsStage(Stage):
             self._trainings.advance()
 
     def _random_candidates(self) -> Sequence[Candidate]:
-        num = self.parts.plan.num_random
-        candidates, self._even_share = random_candidates(self.parts, num) if num else ([], 0.0)
+        parts, num = self.parts, self.parts.plan.num_random
+        if not num:
+            return ()
+        candidates, self._even_share = random_candidates(parts.config, parts.env, parts.task, num)
         return candidates
 
 
@@ -313,22 +318,22 @@ def _predicted(parts: Components, records: Sequence[EvaluationRecord]) -> tuple[
     return NormalMeans(mean, std), noise
 
 
-def random_candidates(parts: Components, num: int) -> tuple[list[Candidate], float]:
+def random_candidates(config: Config, env: Environment, task: GFNTask, num: int) -> tuple[list[Candidate], float]:
     """Return up to `num` different random architectures within the caps of the budget, and the share spread over sizes.
 
     They are drawn as those of search.method=random.
     """
-    budget, seed = Budget(parts.config.budget), stream_seed(parts.config.seed, Stream.RANDOM_NETWORKS)
+    budget, seed = Budget(config.budget), stream_seed(config.seed, Stream.RANDOM_NETWORKS)
 
     def is_refused(candidate: Candidate) -> bool:
-        return budget.refusal(parts.task, candidate) is not None
+        return budget.refusal(task, candidate) is not None
 
-    generator, share = torch.Generator().manual_seed(seed), parts.config.search.random.even_share
-    draws = random_draws(parts.env, parts.task, even_share=share, is_refused=is_refused, generator=generator)
+    generator, share = torch.Generator().manual_seed(seed), config.search.random.even_share
+    draws = random_draws(env, task, even_share=share, is_refused=is_refused, generator=generator)
     accepted = list[Candidate]()
     for factor in range(_MAX_DRAWS):
         generator.manual_seed(seed)
-        candidates = distinct_candidates(parts.env, num << factor, lambda size: draws(size, generator))
+        candidates = distinct_candidates(env, num << factor, lambda size: draws(size, generator))
         accepted = [each for each in candidates if not is_refused(each)][:num]
         if len(accepted) == num or len(candidates) < num << factor:
             break

@@ -108,7 +108,7 @@ def test_random_search_and_reference_are_even_over_sizes():
     for share in (0.0, 1.0):
         trainer = build("random", *options, f"search.random.even_share={share}")
         states = Candidates.of(method_of(trainer)[0].propose(1, 600)).states
-        candidates, even_share = random_candidates(trainer, 30)
+        candidates, even_share = random_candidates(trainer.config, trainer.env, trainer.task, 30)
         assert (len(candidates), even_share) == (30, share)
         drawn: tuple[list[Any], list[Any]] = [assignment(trainer, states, i) for i in range(len(states))], candidates
         for graphs in drawn:
