@@ -21,6 +21,7 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor
 from gflownet.evaluation.halving import build_halving
+from gflownet.evaluation.inheritance import build_inheritance
 from gflownet.evaluation.store.claims import Store
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
@@ -120,6 +121,7 @@ class Builder:
         self.auxiliary = self.build_auxiliary()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
+        self.inheritance = build_inheritance(self.task, config, candidate_type=self.env.terminal_type)
         self.search = self.build_search()
         if isinstance(self.task, TensorTask) and self.task.lacks_target:
             states = self.search.method.setup.random_draws(Stream.LATENCY)(_NUM_TIMED, torch.Generator())
@@ -295,8 +297,12 @@ class Builder:
             num_evaluations=self.plan.num_search,
             prior=Prior(self.env, lambda: read_prior(config.search.prior, self.env, self.task)),
             is_refused=lambda candidate: limits.refusal(self.task, candidate) is not None,
+            **({} if self.inheritance is None else {"estimates": self.inheritance.estimates}),
         )
-        return SearchLoop(self.extensions.method(setup), self.build_rule())
+        method = self.extensions.method(setup)
+        if self.inheritance is not None:
+            self.inheritance.num_first = method.num_first
+        return SearchLoop(method, self.build_rule())
 
     def build_rule(self) -> LoopOptions:
         """Build the rule of the loop: functions of options and counts."""
@@ -407,6 +413,7 @@ class Builder:
             "search": self.search.state_dict(),
             "sampler": self.sampler.state_dict(),
             "random_state": get_random_state(),
+            **({} if self.inheritance is None else {"inheritance": self.inheritance.state_dict()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -416,6 +423,8 @@ class Builder:
         self.learner.load_state_dict(state)
         self.auxiliary.load_state_dict(state["auxiliary"])
         self.replay.load_state_dict(state["replay"])
+        if self.inheritance is not None:  # before the search, which fits its model to estimates
+            self.inheritance.load_state_dict(state["inheritance"])
         self.search.load_state_dict(state["search"])
         self.sampler.load_state_dict(state["sampler"])
         set_random_state(state["random_state"])

@@ -99,6 +99,8 @@ class SearchSetup:
     num_evaluations: int  # expected evaluations of the search, for schedules
     prior: Prior  # evaluations of earlier searches
     is_refused: Callable[[Any], bool] = lambda candidate: False  # whether a hard cap of the budget refuses it
+    # Values [n, K] of evaluations as after whole trainings, by their metrics: some have inherited weights.
+    estimates: Callable[[Tensor, Sequence[Mapping[str, float]]], Tensor] = lambda values, metrics: values
 
     def is_refused_at(self, states: GraphStates, index: int) -> bool:
         """Return whether a hard cap of the budget refuses a terminal state of a batch."""
