@@ -89,7 +89,12 @@ _CONTIGUOUS = ("batches=contiguous", "optimiser=muon", "accumulation=2", "sample
 CASES = {
     "policy": Case(
         _search(*small_run.SMALL, "task=tests.toy_tasks:DrawsFromEveryGenerator", "num_training_steps=4"),
-        ("local_search.num=2", "local_search.num_iterations=2", "algo.sampling_tau=0.9", "validate_every=2"),
+        (  # everything that explores, replays or is trained with the policy
+            *("local_search.num=2", "local_search.num_iterations=2", "algo.sampling_tau=0.9", "validate_every=2"),
+            *("algo.method=subtb", "algo.backward_policy=learned", "algo.sampling_temperature=1.5"),
+            *("algo.teacher.share=0.5", "algo.qgfn.use=true", "replay.priority=rank", "replay.resample=false"),
+            *("replay.evict=worst", "replay.num_updates=2", "replay.capacity=10"),
+        ),
         (
             End(KILL, (Dispatcher, "evaluate"), 4, lambda folder: 0 < len(metric_rows(folder)) < 4),
             End(TERM, WRITE, 2, lambda folder: 1 < len(metric_rows(folder)) < 4),
