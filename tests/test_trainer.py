@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,6 @@ import yaml
 
 from gflownet.config import load_config
 from gflownet.errors import UserError
-from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.records.marker import read_marker
 from gflownet.records.status import RunState, read_status
 from gflownet.run.checkpoint import RunLock, load
@@ -25,7 +22,6 @@ from gflownet.run.trainer import GFNTrainer
 from gflownet.workers.pool import WorkerError
 from tests import small_run
 from tests.evaluation.stub_rows import open_store
-from tests.learning.rollouts import rollout
 from tests.small_run import SMALL, main, run
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes
@@ -230,28 +226,6 @@ def test_existing_run_is_not_overwritten(finished, copied_run, capsys):
     assert run(own, "overwrite_existing_exp=true", "num_training_steps=1") == 0
     assert len(metric_rows(own)) == 1
     assert Path(f"{own}.1", "notes.txt").read_text() == "mine"
-
-
-def test_run_nan_loss_raises_with_step(tmp_path):
-    trainer = GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path}"]))
-    parts: dict[str, Any] = {
-        "policy": trainer.learner.sampling_policy,
-        "evaluator": _OneScore(),
-        "replay": trainer.replay,
-    }
-    first = rollout(trainer.source, 1, **parts)
-    torch.nn.init.constant_(next(trainer.policy.parameters()), torch.nan)
-    with pytest.raises(FloatingPointError, match="expected a finite loss"):
-        trainer.learner.learn(first)
-    with pytest.raises(FloatingPointError, match="expected numbers as logits, got nan"):
-        rollout(trainer.source, 2, **parts)
-
-
-class _OneScore(Evaluator):
-    """Gives every graph the same score."""
-
-    def evaluate(self, candidates, *, step):
-        return [Evaluation(0.5, EvaluationStatus.OK, 0.0, None, 1, {}, False) for _ in candidates]
 
 
 def test_run_with_one_worker_equal_for_transports(tmp_path):

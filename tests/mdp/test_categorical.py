@@ -135,15 +135,6 @@ def test_categorical_graph_without_actions_raises():
         GraphActionCategorical([torch.zeros(3, 1)], masks, row_graphs=[torch.tensor([0, 1, 2])], num_graphs=3)
 
 
-def test_categorical_single_legal_action():
-    masks = [torch.tensor([[False, True]])]
-    categorical = GraphActionCategorical(
-        [torch.tensor([[1e4, -1e4]])], masks, row_graphs=[torch.tensor([0])], num_graphs=1
-    )
-    assert categorical.log_prob(torch.tensor([[0, 0, 1]])).tolist() == [0.0]
-    assert categorical.entropy().tolist() == [0.0]
-
-
 @pytest.mark.parametrize(("name", "value"), [("tempered", 0.0), ("tempered", -1.0), ("mixed", 1.5), ("mixed", -0.1)])
 def test_categorical_invalid_temperature_or_epsilon_raises(name, value):
     categorical = GraphActionCategorical(

@@ -1,7 +1,7 @@
 """Reference graph algorithms by permutations, networkx and enumeration, and random graphs."""
 
 from collections.abc import Sequence
-from itertools import pairwise, permutations
+from itertools import pairwise
 from random import Random
 
 import networkx as nx
@@ -30,11 +30,6 @@ def labelled_form(graph: ColouredGraph) -> tuple:
         (ends if graph.directed or ends[0] <= ends[1] else ends[::-1]): c for ends, c in graph.edge_colours.items()
     }
     return graph.directed, tuple(graph.node_colours), tuple(sorted(edges.items()))
-
-
-def automorphisms_by_permutation(graph: ColouredGraph) -> int:
-    form = labelled_form(graph)
-    return sum(labelled_form(relabelled(graph, p)) == form for p in permutations(range(len(graph.node_colours))))
 
 
 def _matcher(first: ColouredGraph, second: ColouredGraph) -> GraphMatcher | DiGraphMatcher:
