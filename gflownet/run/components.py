@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from gflownet.config import Config, copied, with_task_options
+from gflownet.config import Config, copied, to_mapping, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget, Reserve
 from gflownet.evaluation.candidates.tensor_task import TensorTask
@@ -36,7 +36,9 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OptimizerConfig, num_taught
 from gflownet.objectives.max_likelihood import MaxLikelihood
+from gflownet.options import leaves
 from gflownet.plugins import is_module_class
+from gflownet.records.marker import read_marker
 from gflownet.run.checkpoint import Checkpoint
 from gflownet.run.extensions import SAMPLER_OPTIMISER, automatic_method, load_extensions, validate
 from gflownet.run.folder import last_checkpoint
@@ -195,6 +197,20 @@ class Builder:
             ) from error
         return policy
 
+    def _policy_of_earlier(self, folder: Path) -> Mapping[str, torch.Tensor] | None:
+        """Return the trained policy of an earlier run with this space, but for caps, and this model; None without."""
+        try:
+            marker, state = read_marker(folder), last_checkpoint(folder, option="search.prior").state
+            is_trained = state["sampler"]["num_trained_on"] > 0 or state["schedule"]["last_epoch"] > 0
+            weights = {name: (value, value.shape) for name, value in state["policy"].items()}
+        except (UserError, LookupError, TypeError, AttributeError):
+            return None
+        is_alike = marker is not None and _shape_options(marker.config) == _shape_options(to_mapping(self.config))
+        is_alike &= {name: shape for name, (_, shape) in weights.items()} == {
+            name: value.shape for name, value in self.policy.state_dict().items()
+        }
+        return {name: value for name, (value, _) in weights.items()} if is_trained and is_alike else None
+
     def build_learner(self) -> Learner:
         """Build the learner: policy and objective with optimiser, schedule and memory."""
         config, algo, replay = self.config, self.config.algo, self.config.replay
@@ -217,12 +233,14 @@ class Builder:
     def build_sampler_learners(self) -> Iterator[tuple[Learner, int]]:
         """Yield the learners of the sampler after a search, in order, with their numbers of updates.
 
-        Both train one policy, which begins with the first weights of the run's.
+        Both train one policy, which begins with the first weights of the run's, or with those of an earlier run.
         """
         config, plan = self.config, self.plan
         num_likelihood, num_updates = sampler_updates(config.search.sampler, plan.num_search + plan.num_verified)
         with seeded(stream_seed(config.seed, Stream.POLICY) % 2**32):  # of numpy, too
             policy, objective = self._networks()
+        if (earlier := self.search.method.setup.prior.policy) is not None:
+            policy.load_state_dict(earlier)
         for each, num, rate in (
             (MaxLikelihood(self.context, config.algo), num_likelihood, LIKELIHOOD_RATE),
             (objective, num_updates, OBJECTIVE_RATE),
@@ -293,7 +311,9 @@ class Builder:
             build_surrogate=self.build_surrogate,
             build_training=self.build_training,
             num_evaluations=self.plan.num_search,
-            prior=Prior(self.env, lambda: read_prior(config.search.prior, self.env, self.task)),
+            prior=Prior(
+                self.env, lambda: read_prior(config.search.prior, self.env, self.task, self._policy_of_earlier)
+            ),
             is_refused=lambda candidate: limits.refusal(self.task, candidate) is not None,
         )
         return SearchLoop(self.extensions.method(setup), self.build_rule())
@@ -429,6 +449,12 @@ class Builder:
                 f"{checkpoint.path}: expected a state of this version, got another ({type(error).__name__}); start a "
                 "new run with another log_dir"
             ) from error
+
+
+def _shape_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a policy and of its space, without caps."""
+    named = {key: value for key, value in leaves(config) if key.startswith(("env.", "model."))}
+    return {key: value for key, value in named.items() if not key.rpartition(".")[2].startswith("max_")}
 
 
 def name_of(kind: type) -> str:

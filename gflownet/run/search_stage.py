@@ -194,8 +194,9 @@ class SearchStage(StepStage):
         total = "" if end.startswith(num) else f", {num} in all"
         line = f"search.method={parts.config.search.method}: {end}{total}"
         history, prior = parts.search.history, parts.search.method.setup.prior
-        taken_over = [TakenOver(**each) for each in prior.summary(history, parts.config.search.num_initial)]
-        run.record(search=SearchResults(line, len(means), *ends, taken_over=tuple(taken_over)))
+        summary = prior.summary(history, parts.config.search.num_initial, has_sampler=parts.sampler.is_used)
+        taken_over = tuple(TakenOver(**each) for each in summary)
+        run.record(search=SearchResults(line, len(means), *ends, taken_over=taken_over))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:
