@@ -46,15 +46,17 @@ def test_the_sampler_begins_with_the_policy_of_a_run_of_this_space_and_model(fin
 def test_a_run_names_what_it_took_over_and_resumes_without_the_earlier_folder(tmp_path: Path, capsys) -> None:
     options = (*RUN, f"task_options.table={write_nb201(tmp_path / 'table.csv')}", "task_options.test_column=")
     assert main([*options, f"log_dir={tmp_path / 'first'}", "budget.evaluations=12"]) == 0
-    prior = f"search.prior=[{tmp_path / 'first'}]"
-    assert main([*options, f"log_dir={tmp_path / 'whole'}", "budget.evaluations=14", prior, "seed=1"]) == 0
+    prior = f"search.prior=[{tmp_path / 'first'}]", f"env.start={tmp_path / 'first'}:4"
+    assert main([*options, f"log_dir={tmp_path / 'whole'}", "budget.evaluations=14", *prior, "seed=1"]) == 0
     found = read_results(tmp_path / "whole").search
     assert found is not None
     [taken] = found.taken_over
     assert (taken.run, taken.num_evaluations, taken.num_first, taken.starts_sampler) == ("first", 12, 5, True)
-    assert f"\n{taken.line}\n" in capsys.readouterr().out
+    start = "from first/top_architectures.json, rank 4: it and 5 edits in the first design"
+    assert f"\n{start}\n{taken.line}\n" in capsys.readouterr().out
+    assert f"Started {start}." in (tmp_path / "whole" / "report.html").read_text()
     assert "Taken over from first: 12 evaluations" in (tmp_path / "whole" / "report.html").read_text()
-    assert main([*options, f"log_dir={tmp_path / 'parts'}", "budget.evaluations=7", prior, "seed=1"]) == 0
+    assert main([*options, f"log_dir={tmp_path / 'parts'}", "budget.evaluations=7", *prior, "seed=1"]) == 0
     (tmp_path / "first").rename(tmp_path / "elsewhere")
     assert main([f"log_dir={tmp_path / 'parts'}", "resume=true", "budget.evaluations=14"]) == 0
     assert outcome_of(tmp_path / "parts") == outcome_of(tmp_path / "whole")

@@ -147,6 +147,9 @@ class EnvConfig:
 
     name: str = option("computation_graph", ENVIRONMENTS.help("search space"))
     options: Any = option({}, "options of your own environment, env.options.NAME=VALUE")
+    start: str = option(
+        "", "network from which a surrogate search starts: a run folder or file with architectures (:RANK), or a graph"
+    )
     activations: list[str] = option(
         ["relu", "tanh", "sigmoid", "gelu", "linear"], "activation functions a hidden node may have"
     )

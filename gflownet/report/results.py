@@ -128,6 +128,7 @@ class SearchResults:
     first_mean: float = math.nan  # mean score of the first tenth of the steps
     last_mean: float = math.nan
     taken_over: tuple[TakenOver, ...] = ()
+    start: str = ""  # line about the network of env.start
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ from gflownet.search.method import PolicyTraining, SearchSetup
 from gflownet.search.prior import Prior, read_prior
 from gflownet.search.proposals import check_space
 from gflownet.search.sampler import LIKELIHOOD_RATE, OBJECTIVE_RATE, Sampler
+from gflownet.search.start import Start, read_start
 from gflownet.search.surrogate import Surrogate
 from gflownet.training.precision import choose_device
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
@@ -58,6 +59,7 @@ from gflownet.workers.process import Stream, keep_freed_memory, seed_all, set_ma
 from gflownet.workers.transport import make_transport
 
 _NUM_TIMED = 16  # random architectures whose latency is measured at the start
+_MOST_NODES = 100  # of a network from which a search starts
 _ROUNDING = 1e-9  # of 1 / updates_per_reward
 
 
@@ -164,12 +166,7 @@ class Builder:
 
     def build_context(self) -> GraphBuildingEnvContext:
         """Build the context and the environment of the search space."""
-        context = self.extensions.context.from_config(
-            self.config.env,
-            input_sizes=self.task.input_sizes,
-            output_sizes=self.task.output_sizes,
-            num_cond_dim=self.task.num_cond_dim,
-        )
+        context = self._context_of(self.config.env)
         check_space(context.env)
         context = context.with_layout(self.extensions.policy.layout)
         if self.config.algo.backward_policy == "uniform":
@@ -177,6 +174,12 @@ class Builder:
         if not issubclass(self.extensions.policy, TwoWayPolicy):
             raise UserError(f"algo.backward_policy: expected uniform with model.name={self.config.model.name}")
         return context.with_backward()
+
+    def _context_of(self, env: Any) -> GraphBuildingEnvContext:
+        """Return the context of options of an environment, for the data of the task."""
+        task = self.task
+        sizes = {"input_sizes": task.input_sizes, "output_sizes": task.output_sizes}
+        return self.extensions.context.from_config(env, **sizes, num_cond_dim=task.num_cond_dim)
 
     def build_policy(self) -> Policy:
         """Build the policy network."""
@@ -301,6 +304,9 @@ class Builder:
         if config.search.prior and not self.extensions.method.uses_surrogate:
             got = f"search.method={config.search.method}"
             raise UserError(f"search.prior: expected a search method with a surrogate, got {got}")
+        if config.env.start and not self.extensions.method.uses_surrogate:
+            expected = "expected a search method with a first design, such as search.method=surrogate"
+            raise UserError(f"env.start: {expected}, got search.method={config.search.method}")
         setup = SearchSetup(
             context=self.context,
             task=self.task,
@@ -315,8 +321,23 @@ class Builder:
                 self.env, lambda: read_prior(config.search.prior, self.env, self.task, self._policy_of_earlier)
             ),
             is_refused=lambda candidate: limits.refusal(self.task, candidate) is not None,
+            start=Start(self.env, read=lambda: read_start(config.env.start, self.env), widened=self._env_without_caps),
         )
         return SearchLoop(self.extensions.method(setup), self.build_rule())
+
+    def _env_without_caps(self, candidate: Any) -> Environment:
+        """Return the environment without caps, with room for the nodes and edges of a candidate."""
+        env: Any = copied(self.config).env
+        graph = candidate.to_dict()
+        num_nodes, num_edges = (min(len(graph.get(name, ())), _MOST_NODES) for name in ("nodes", "edges"))
+        for options in (env, getattr(env, env.name, None)):
+            for name, num in (("max_hidden_nodes", num_nodes), ("max_vertices", num_nodes), ("max_edges", num_edges)):
+                if options is not None and name in options:
+                    options[name] = max(options[name], num)
+            for name in ("max_parameters", "max_multiply_adds"):
+                if options is not None and name in options:
+                    options[name] = None
+        return self._context_of(env).env
 
     def build_rule(self) -> LoopOptions:
         """Build the rule of the loop: functions of options and counts."""
@@ -454,7 +475,7 @@ class Builder:
 def _shape_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a policy and of its space, without caps."""
     named = {key: value for key, value in leaves(config) if key.startswith(("env.", "model."))}
-    return {key: value for key, value in named.items() if not key.rpartition(".")[2].startswith("max_")}
+    return {key: value for key, value in named.items() if not key.rpartition(".")[2].startswith(("max_", "start"))}
 
 
 def name_of(kind: type) -> str:

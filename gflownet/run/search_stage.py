@@ -193,10 +193,13 @@ class SearchStage(StepStage):
         ends, end = [mean(each) for each in (means[:tenth], means[-tenth:])], parts.search.end or "stopped"
         total = "" if end.startswith(num) else f", {num} in all"
         line = f"search.method={parts.config.search.method}: {end}{total}"
-        history, prior = parts.search.history, parts.search.method.setup.prior
-        summary = prior.summary(history, parts.config.search.num_initial, has_sampler=parts.sampler.is_used)
-        taken_over = tuple(TakenOver(**each) for each in summary)
-        run.record(search=SearchResults(line, len(means), *ends, taken_over=taken_over))
+        history, setup = parts.search.history, parts.search.method.setup
+        summary = setup.prior.summary(history, parts.config.search.num_initial, has_sampler=parts.sampler.is_used)
+        taken_over, start = (
+            tuple(TakenOver(**each) for each in summary),
+            setup.start.line(history) if setup.start else "",
+        )
+        run.record(search=SearchResults(line, len(means), *ends, taken_over=taken_over, start=start))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:

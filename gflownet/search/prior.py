@@ -135,13 +135,13 @@ def earlier_search(
 
     Inputs and outputs of its networks get the shapes of today's data. Failed evaluations count with the floor score.
     """
-    history, num, ends = History(env), 0, _ends(env)
+    history, num, ends = History(env), 0, ends_of(env)
     for record in records:
         if record.seed or record.status is EvaluationStatus.REFUSED:
             continue
         num += 1
         try:
-            candidate = env.terminal_type.from_dict(_with_ends(json.loads(record.graph), ends))
+            candidate = env.terminal_type.from_dict(with_ends(json.loads(record.graph), ends))
             states = env.states_of([candidate])
         except (ValueError, TypeError, KeyError, NotImplementedError):
             continue  # of another space
@@ -217,7 +217,7 @@ def best_first(values: Tensor, num: int) -> Tensor:
     return torch.tensor(chosen, dtype=torch.int64)
 
 
-def _ends(env: Environment) -> Mapping[str, list[Mapping[str, Any]]]:
+def ends_of(env: Environment) -> Mapping[str, list[Mapping[str, Any]]]:
     """Return the input and output nodes of a network of an environment, by kind; none of other graphs."""
     example = uniform_states(env, 1, generator=torch.Generator().manual_seed(0))
     ends: dict[str, list[Mapping[str, Any]]] = {}
@@ -226,7 +226,7 @@ def _ends(env: Environment) -> Mapping[str, list[Mapping[str, Any]]]:
     return ends
 
 
-def _with_ends(graph: dict[str, Any], ends: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:
+def with_ends(graph: dict[str, Any], ends: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Any]:
     """Give the inputs and outputs of an earlier graph the shapes and the number of outputs of today's data."""
     for kind, names in _OF_DATA.items():
         nodes = [node for node in graph.get("nodes", ()) if node.get("node_type") == kind]
