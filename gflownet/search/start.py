@@ -66,8 +66,6 @@ class Start:
             try:
                 env = self._widened(network.candidate)
                 states = env.states_of([network.candidate])
-                if _columns(env) != _columns(self._env):
-                    raise ValueError
             except (ValueError, NotImplementedError):
                 expected = f"env.start: expected a network of this search space, got {network.name}"
                 raise UserError(f"{expected}: {str(error).removeprefix('graph 0: ')}") from None
@@ -140,12 +138,6 @@ class Start:
         if state is not None:
             candidate = self._env.terminal_type.from_dict(json.loads(state["graph"]))
             self.network = StartNetwork(state["name"], candidate, state["weights"])
-
-
-def _columns(env: Environment) -> tuple[Any, ...]:
-    """Return what the columns of the actions of an environment depend on."""
-    vocabulary = env.vocabulary
-    return vocabulary.node_types, vocabulary.edge_types, vocabulary.node_attributes, vocabulary.edge_attributes
 
 
 def read_start(location: str, env: Environment) -> StartNetwork | None:
