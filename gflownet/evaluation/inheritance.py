@@ -28,7 +28,7 @@ from gflownet.evaluation.candidates.tensor_task import EPOCHS, INHERITED, PARENT
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation, utilities_of
-from gflownet.evaluation.execution import saved
+from gflownet.evaluation.execution import saved, saved_weights
 from gflownet.evaluation.job import EvaluationFuture, EvaluationStatus, Request
 from gflownet.evaluation.racing import rank_correlation
 from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
@@ -100,6 +100,26 @@ class Inheritance:
         self._is_over = False
         self._pairs: list[_Pair] = []
         self._parents: dict[str, Parent] = {}  # by key; those used last come last
+
+    def begin(
+        self, weights: ParentWeights, *, num_first: int, start: tuple[Any, Mapping[str, Tensor]] | None = None
+    ) -> None:
+        """Keep the weights of parents from now on.
+
+        Args:
+            weights: of the run.
+            num_first: candidates that are trained from first values; without a start.
+            start: a network and its weights, the first parent.
+        """
+        self.weights, self.num_first = weights, num_first
+        if start is None:
+            return
+        candidate, tensors = start
+        self.num_first, key, parent = 0, candidate.canonical_key(), self.parent(candidate)
+        if not weights.path(key).exists():
+            weights.write(key, saved_weights(tensors))
+        if parent is not None and not self._num_learned:
+            self._parents[key] = parent
 
     def choose(self, candidate: Any) -> _Choice | None:
         """Return how a new candidate is trained, None: from first values."""
@@ -236,13 +256,14 @@ class Inheritance:
 class InheritingEvaluator(AsynchronousEvaluator):
     """Gives the candidates of a search the weights of a parent; other requests are passed on."""
 
-    def __init__(self, dispatcher: Dispatcher, inheritance: Inheritance, weights: ParentWeights) -> None:
-        """Take over the rows and weights of a dispatcher."""
+    def __init__(
+        self, dispatcher: Dispatcher, inheritance: Inheritance, weights: ParentWeights, *, say: Callable[[str], None]
+    ) -> None:
+        """Take the weights of a dispatcher; `say` is called with a line where the inheritance ends."""
         self.task, self.executor, self.run = dispatcher.task, dispatcher.executor, dispatcher.run
-        self.say: Callable[[str], None] = lambda line: None  # called with the line of the end of the inheritance
-        self._dispatcher, self._inheritance, self._weights = dispatcher, inheritance, weights
+        self._dispatcher, self._inheritance, self._weights, self._say = dispatcher, inheritance, weights, say
         self._others: dict[Identity, EvaluationFuture] = {}  # of pairs in flight, the inherited training
-        dispatcher.parents = inheritance.weights = weights
+        dispatcher.parents = weights
 
     def submit(self, requests: Sequence[Request], *, step: int) -> list[EvaluationFuture]:
         choices, submitted = self._inheritance.choices, list[Request]()
@@ -289,7 +310,7 @@ class InheritingEvaluator(AsynchronousEvaluator):
         results = super().evaluations(futures, step=step)  # from here on nothing waits, or ends in the middle
         lines = [inheritance.add_pair(other.record, values) for other, values in pairs if other.record is not None]
         for line in filter(None, lines):
-            self.say(line)
+            self._say(line)
         self._weights.drop(inheritance.add_parents(new))
         inheritance.learn(futures)
         for future in futures:

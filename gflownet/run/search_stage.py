@@ -82,9 +82,11 @@ class SearchStage(StepStage):
         """Take the steps of the search."""
         parts, evaluator = self._parts, self._evaluator
         if self._inheritance is not None:
-            weights = ParentWeights(run.folder.path / PARENTS_NAME, write=run.folder.write)
-            self._search = InheritingEvaluator(evaluator, self._inheritance, weights)
-            self._search.say = run.logger.print
+            method, weights = parts.search.method, ParentWeights(run.folder.path / PARENTS_NAME, write=run.folder.write)
+            start = None if method.setup.start is None else method.setup.start.network
+            first = None if start is None or start.weights is None else (start.candidate, start.weights)
+            self._inheritance.begin(weights, num_first=method.num_first, start=first)
+            self._search = InheritingEvaluator(evaluator, self._inheritance, weights, say=run.logger.print)
         with on_alarm(evaluator.executor.interrupt) if parts.config.budget.seconds else nullcontext():
             super().run(run)
         if not run.is_stopped:
@@ -206,9 +208,13 @@ class SearchStage(StepStage):
         ends, end = [mean(each) for each in (means[:tenth], means[-tenth:])], parts.search.end or "stopped"
         total = "" if end.startswith(num) else f", {num} in all"
         line = f"search.method={parts.config.search.method}: {end}{total}"
-        history, prior = parts.search.history, parts.search.method.setup.prior
-        taken_over = [TakenOver(**each) for each in prior.summary(history, parts.config.search.num_initial)]
-        run.record(search=SearchResults(line, len(means), *ends, taken_over=tuple(taken_over)))
+        history, setup = parts.search.history, parts.search.method.setup
+        summary = setup.prior.summary(history, parts.config.search.num_initial, has_sampler=parts.sampler.is_used)
+        taken_over, start = (
+            tuple(TakenOver(**each) for each in summary),
+            setup.start.line(history) if setup.start else "",
+        )
+        run.record(search=SearchResults(line, len(means), *ends, taken_over=taken_over, start=start))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:

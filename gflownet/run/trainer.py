@@ -139,13 +139,15 @@ class GFNTrainer(Builder):
             checkpoint = folder.last_checkpoint()
         if checkpoint is not None:
             self.restore(checkpoint)
+        # A new run reads the files that its options name, before the first file in its folder.
+        state = self.state_dict() if checkpoint is None else None
         if self.default_folder:
             self.chosen_config.log_dir = self.config.log_dir
         folder.write_config(self.chosen_config)
         if self.task.summary:
             folder.write(folder.path / DATA_NAME, "".join(f"{line}\n" for line in self.task.summary))
-        if checkpoint is None:
-            folder.checkpoints.save(self.progress.step, self.state_dict())
+        if state is not None:
+            folder.checkpoints.save(self.progress.step, state)
 
     def _search_evaluator(self, run: Run, parts: Components) -> Dispatcher:
         """Return the evaluator of the search, with what it has used of its budget."""

@@ -110,7 +110,11 @@ class ParentWeights:
     def add(self, record: EvaluationRecord, weights: bytes) -> None:
         """Write the weights of a training of the search."""
         if record.status is EvaluationStatus.OK and self.keeps(record.seed):
-            self._write(self.path(record.key), weights)
+            self.write(record.key, weights)
+
+    def write(self, key: str, weights: bytes) -> None:
+        """Write the weights of a network."""
+        self._write(self.path(key), weights)
 
     def path(self, key: str) -> Path:
         """Return the file of a network."""
