@@ -194,7 +194,7 @@ class Inheritance:
             return values
         rows = [(1 - pair.share, torch.tensor(pair.others) - torch.tensor(pair.inherited)) for pair in self._pairs]
         lacking = torch.stack([missing * difference for missing, difference in rows]).sum(0)
-        slope = (lacking / (math.fsum(missing**2 for missing, _ in rows) + _PENALTY)).clamp(min=0)
+        slope = lacking / (math.fsum(missing**2 for missing, _ in rows) + _PENALTY)
         missing = torch.tensor([1 - row.get(INHERITED, 1.0) for row in metrics], dtype=values.dtype)
         return torch.minimum(values + missing[:, None] * slope, values.amax(0))
 

@@ -159,7 +159,7 @@ def print_results(results: Results, folder: Path, console: Console) -> None:
         report_line(f"{len(front.values)} of {front.num_evaluated} are on the front, {volume}")
     lines = [spent_line(final.spent), f"everything about this run: {folder}", _failure_line(final.failures)]
     if (search := results.search) is not None:
-        lines += [search.start, *(each.line for each in search.taken_over), search.end]
+        lines += [search.start, search.inherited, *(each.line for each in search.taken_over), search.end]
     lines += sampler_lines(results.sampler) if results.sampler else []
     for line in filter(None, lines):
         report_line(line)

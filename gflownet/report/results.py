@@ -129,6 +129,7 @@ class SearchResults:
     last_mean: float = math.nan
     taken_over: tuple[TakenOver, ...] = ()
     start: str = ""  # line about the network of env.start
+    inherited: str = ""  # line about inherited weights
 
 
 @dataclass(frozen=True)

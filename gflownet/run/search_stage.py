@@ -93,8 +93,6 @@ class SearchStage(StepStage):
             run.store.abandon(run=parts.run_id)
         if self._halving is not None:
             run.logger.print(str(self._halving))
-        if self._inheritance is not None:
-            run.logger.print(str(self._inheritance))
 
     def steps(self, run: Run) -> Iterator[dict[str, float]]:
         """Take the steps, and yield the metrics of each."""
@@ -210,11 +208,12 @@ class SearchStage(StepStage):
         line = f"search.method={parts.config.search.method}: {end}{total}"
         history, setup = parts.search.history, parts.search.method.setup
         summary = setup.prior.summary(history, parts.config.search.num_initial, has_sampler=parts.sampler.is_used)
-        taken_over, start = (
-            tuple(TakenOver(**each) for each in summary),
-            setup.start.line(history) if setup.start else "",
-        )
-        run.record(search=SearchResults(line, len(means), *ends, taken_over=taken_over, start=start))
+        lines = {
+            "start": setup.start.line(history) if setup.start else "",
+            "inherited": "" if self._inheritance is None else str(self._inheritance),
+        }
+        taken_over = tuple(TakenOver(**each) for each in summary)
+        run.record(search=SearchResults(line, len(means), *ends, taken_over, **lines))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:

@@ -233,7 +233,7 @@ class TrainingOnMeta(CandidateTraining):
 
 def test_saved_trainings_are_on_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.ones_like(self, device="cpu"))  # of the meta device
-    state: Any = restored(saved(TrainingOnMeta()))
+    state: Any = restored(saved(TrainingOnMeta().state_dict()))
     assert state == {"model": {"weight": state["model"]["weight"]}, "averages": [torch.ones(1)], "step": 3}
     assert {state["model"]["weight"].device.type, state["averages"][0].device.type} == {"cpu"}
 

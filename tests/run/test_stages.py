@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from gflownet.evaluation.candidates.sets import PARENTS_NAME
 from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.inheritance import InheritingEvaluator
 from gflownet.evaluation.task import Score
 from gflownet.files import CHECKSUM, json_text
 from gflownet.language import run as language_run
@@ -26,7 +28,7 @@ from gflownet.search.sampler import Sampler
 from tests import small_run
 from tests.language import tiny
 from tests.search.searches import PLACES, TrainsPlaces
-from tests.tiny_run import metric_rows
+from tests.tiny_run import TINY_RUN, metric_rows
 
 _INLINE = ("evaluation.executor=inline", "wandb.mode=disabled", "report.every=null", "checkpoint_every=2")
 _METHOD = (
@@ -34,6 +36,11 @@ _METHOD = (
     *("search.method=surrogate", "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"),
     *("search.batch_size=3", "search.num_initial=3", "budget.evaluations=15"),
     *("search.sampler.num_updates=4", "search.sampler.num_verified=1"),
+)
+_INHERITED = (
+    *("task=digits", "evaluation.inherit=true", "evaluation.num_epochs=3", "search.method=surrogate", "final.top=0"),
+    *("search.surrogate.name=tests.search.toy_surrogates:RidgeRegression", "search.num_initial=6"),
+    *("search.batch_size=1", "search.width=2", "search.train_sampler=false", "budget.evaluations=14"),
 )
 
 
@@ -115,6 +122,15 @@ CASES = {
             End(TERM, (Sampler, "propose"), 2, lambda folder: "log_Z" in metric_rows(folder)[-1]),
             End(KILL, STAGE, 2, _is_in_final_stage),
             End(TERM, STAGE, 6, _is_in_final_stage, "interrupted: ranked by the trainings so far"),
+        ),
+    ),
+    "inherited weights": Case(
+        _search(*TINY_RUN, *_INHERITED),
+        (),
+        (
+            End(KILL, WRITE, 4, _num_rows(4)),
+            End(TERM, (InheritingEvaluator, "_submit_other"), 2, _num_rows(6)),
+            End(TERM, WRITE, 4, lambda folder: len(list((folder / PARENTS_NAME).iterdir())) > 4),
         ),
     ),
     "language": Case(

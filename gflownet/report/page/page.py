@@ -246,11 +246,11 @@ def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Stateme
     yield Statement("Sampler", [_sampler_words(run, contents.get("certificate"))], "certificate")
     yield _next(run)
     search = run.results.search
-    begun = (
-        [*[f"Started {search.start}."] * bool(search.start), *(f"Taken over {x.line}." for x in search.taken_over)]
-        if search
-        else []
-    )
+    begun = list[str]()
+    if search is not None:
+        begun += [f"Started {search.start}."] * bool(search.start)
+        begun += [f"{search.inherited[0].upper()}{search.inherited[1:]}."] * bool(search.inherited)
+        begun += [f"Taken over {each.line}." for each in search.taken_over]
     yield Statement("Searched", [searched_words(run), *begun])
     if (effects := contents.get("effects")) is not None and effects.sentence:
         yield Statement("What matters", [effects.sentence], "effects")
