@@ -8,7 +8,7 @@ random cells with random scores, must not cost more than a twentieth: evaluation
 CIFAR-100, of searches with it over those of searches without. Skipped without the table.
 
 signals, images: accuracy and parameters of the problems of bench_real.py. A search of MNIST-1D (of digits of 8 x 8), 67
-evaluations, is followed by one of its signals rotated by half of their length (of digits of 12 x 12), 25 evaluations
+evaluations, is followed by one of its signals rotated by half of their length (of digits of 6 x 6), 25 evaluations
 that start from it, and by one of 67 that starts from nothing: differences of hypervolume, paired by seed. "On new
 seeds": each network of the front is trained once more and measured on test data, which no search has seen.
 """
@@ -54,16 +54,18 @@ NUM_FOUND, MAX_COST, NEAR = 18, 1.05, 0.99
 _COMMON = ("search.train_sampler=false", "final.top=0", "wandb.mode=disabled", "report.every=null")
 NUM_WITHOUT, NUM_WITH, NUM_REAL_SEEDS = 67, 25, 5
 _HERE = "scripts.bench_carry_over"
-# Today's data of a problem of bench_real.py.
+# A problem of bench_real.py with more options, and today's data.
+_LARGER = ("evaluation.num_epochs=7", "env.operation_graph.max_parameters=2500")
+_SIGNALS = ("task=images", "task_options.layout=signal", f"task_options.data={_HERE}:rotated")
 TODAY = {
-    "signals": ("mnist1d", ("task=images", "task_options.layout=signal", f"task_options.data={_HERE}:rotated")),
-    "images": ("images", (f"task_options.data={_HERE}:enlarged",)),
+    "signals": ("mnist1d", ("evaluation.num_epochs=4",), _SIGNALS),
+    "images": ("images", _LARGER, (f"task_options.data={_HERE}:resized",)),
 }
 # Problems of bench_real.py with one score (images: at most 1,000 parameters), and more options.
 INHERITED = {"images": ("evaluation.num_epochs=7",), "mnist1d": ()}
 NUM_INHERITED, MAX_EPOCHS = 60, 0.4
-CASES = ("nb201", *TODAY)
-_SPLIT_SEED, _SIZE, _BEFORE = 0, 12, 100
+CASES, QUICK_CASES = ("nb201", *TODAY), ("nb201", "images")
+_SPLIT_SEED, _SIZE, _BEFORE = 0, 6, 100
 
 
 def rotated() -> Splits:
@@ -72,8 +74,8 @@ def rotated() -> Splits:
     return splits.changed(lambda part: replace(part, inputs=part.inputs.roll(part.inputs.shape[-1] // 2, -1)))
 
 
-def enlarged() -> Splits:
-    """Return handwritten digits as larger images."""
+def resized() -> Splits:
+    """Return handwritten digits as smaller images."""
     splits = load_splits("digits", key="task", seed=_SPLIT_SEED)
     return splits.changed(lambda part: replace(part, inputs=interpolate(part.inputs, _SIZE, mode="bilinear")))
 
@@ -112,13 +114,13 @@ def volumes(folder: Path, config: str, options: Sequence[str], records: Sequence
 
 def real_rows(case: str, seeds: Sequence[int], *, is_quick: bool) -> Iterator[Row]:
     """Yield the differences of hypervolume between searches with and without a prior, with intervals of 95 %."""
-    problem, today = TODAY[case]
+    problem, more, today = TODAY[case]
     num_without, num_with = (6, 4) if is_quick else (NUM_WITHOUT, NUM_WITH)
     sides = ("prior", "none", "first of none")
     found: dict[str, list[np.ndarray]] = {side: [] for side in sides}
     for seed in seeds:
         config, options = problem_of(problem, seed, is_front=True)
-        options += ["evaluation.num_epochs=1"] if is_quick else []
+        options += ["evaluation.num_epochs=1"] if is_quick else more
         before = [*options, f"seed={seed + _BEFORE}"]  # of other first networks than those of the search without it
         options += today
         with tempfile.TemporaryDirectory() as name:
@@ -195,7 +197,7 @@ def main() -> int:
         paths={"table": "nb201.csv.gz of docs/tabular-benchmarks.md"},
     )
     rows, first = list[Row](), options.first or 0
-    for case in options.case.split(",") if options.case else CASES:
+    for case in options.case.split(",") if options.case else QUICK_CASES if options.quick else CASES:
         default = NUM_SEEDS if case == "nb201" else NUM_REAL_SEEDS
         seeds = range(first, first + (1 if options.quick else options.seeds or default))
         table = options.table or Path("nb201.csv.gz")
