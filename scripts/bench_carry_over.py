@@ -6,11 +6,11 @@ nb201: for each seed a search of CIFAR-10 (150 evaluations) is followed by searc
 start from it, 10 evaluations each: whether they find the cell with the best score of the table. An unrelated source,
 random cells with random scores, must not cost more than a twentieth: evaluations until 99 % of the best score of
 CIFAR-100, of searches with it over those of searches without. Skipped without the table.
-
-signals, images: accuracy and parameters of the problems of bench_real.py. A search of MNIST-1D (of digits of 8 x 8), 67
-evaluations, is followed by one of its signals rotated by half of their length (of digits of 6 x 6), 25 evaluations
-that start from it, and by one of 67 that starts from nothing: differences of hypervolume, paired by seed. "On new
-seeds": each network of the front is trained once more and measured on test data, which no search has seen.
+signals, images: accuracy and parameters of problems of bench_real.py. A search of MNIST-1D (of digits of 8 x 8), 67
+evaluations, precedes one of its signals rotated by half of their length (of digits of 6 x 6): 25 evaluations that start
+from it and 67 that start from nothing. Hypervolume, paired by seed; on new seeds: each network of the front is trained
+once more and measured on test data, which no search has seen.
+inherit: only by name, with evaluation.inherit: test score of the returned model and epochs, with it and without.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SOURCE, TARGETS = "c10_val12", ("c100_val12", "in16_val12")
 NUM_SOURCE, NUM_TARGET, NUM_UNRELATED, NUM_SEEDS = 150, 10, 60, 20
 NUM_FOUND, MAX_COST, NEAR = 18, 1.05, 0.99
 _COMMON = ("search.train_sampler=false", "final.top=0", "wandb.mode=disabled", "report.every=null")
-NUM_WITHOUT, NUM_WITH, NUM_REAL_SEEDS = 67, 25, 5
+NUM_WITHOUT, NUM_WITH, NUM_REAL_SEEDS, NUM_INHERITED, MAX_EPOCHS = 67, 25, 5, 60, 0.4
 _HERE = "scripts.bench_carry_over"
 # A problem of bench_real.py with more options, and today's data.
 _LARGER = ("evaluation.num_epochs=7", "env.operation_graph.max_parameters=2500")
@@ -63,7 +63,6 @@ TODAY = {
 }
 # Problems of bench_real.py with one score (images: at most 1,000 parameters), and more options.
 INHERITED = {"images": ("evaluation.num_epochs=7",), "mnist1d": ()}
-NUM_INHERITED, MAX_EPOCHS = 60, 0.4
 CASES, QUICK_CASES = ("nb201", *TODAY), ("nb201", "images")
 _SPLIT_SEED, _SIZE, _BEFORE = 0, 6, 100
 
@@ -148,8 +147,8 @@ def inherit_rows(seeds: Sequence[int], *, is_quick: bool) -> Iterator[Row]:
             options = [*INHERITED[problem], *_COMMON[:1], f"evaluation.inherit={str(side == 'inherit').lower()}"]
             with redirect_stdout(io.StringIO()):
                 each.append(result_of(problem, SEARCHED, seed, num, is_front=False, options=options))
-            line = f"{mean(each[-1].fresh):.4f}, {each[-1].num_epochs:g} epochs"
-            print(f"inherit, {problem}, seed {seed}, {side}: {line}", flush=True)
+            line = f"inherit, {problem}, seed {seed}, {side}: {mean(each[-1].fresh):.4f}"
+            print(f"{line}, {each[-1].num_epochs:g} epochs", flush=True)
         cold, inherit = ([mean(result.fresh) for result in each] for each in results.values())
         goals = ("", None) if is_quick else ("interval not below 0", MAX_EPOCHS)
         yield gain_row(f"inherit, {problem}: the returned model's test score above cold's", inherit, cold, goals[0])
@@ -184,8 +183,7 @@ def nb201_rows(table: Path, seeds: Sequence[int], *, is_quick: bool) -> Iterator
     for column in TARGETS:
         yield at_least(f"optimum of {column} within {NUM_TARGET}", found[column], "seeds", needed)
     share = mean(cost["unrelated"]) / mean(cost["none"])
-    name = "evaluations with an unrelated source, over those without"
-    yield at_most(name, share, "", None if is_quick else MAX_COST)
+    yield at_most("evaluations with an unrelated source, over those without", share, "", None if is_quick else MAX_COST)
 
 
 def main() -> int:
