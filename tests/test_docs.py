@@ -28,6 +28,7 @@ from tests.running_server import running_server
 DOCS = (
     "rhn.md",
     "operations.md",
+    "translation.md",
     "ask-and-tell.md",
     "coming-from/torchgfn.md",
     "coming-from/nni.md",

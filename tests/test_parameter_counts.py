@@ -18,15 +18,13 @@ from typing import Any
 import pytest
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.translation import summary, to_pytorch_model
+from gflownet.translation import summary
 from gflownet.translation.graph_summary import GraphSummary
 from tests.benchmark_tables import real_table
 
 # On WikiText-2: vocabulary, then the widths between the layers.
 VOCABULARY = 33_278
 NLP_WIDTHS = (400, 600, 600, 400)
-# A vanilla RNN: h = tanh(W x + U h + b).
-RNN = {"f": {"op": "linear", "input": ["x", "h_prev_0"]}, "h_new_0": {"op": "activation_tanh", "input": ["f"]}}
 
 
 def recurrent_cell(recipe: Mapping[str, Mapping[str, Any]], *, input_size: int, hidden_size: int) -> ComputationGraph:
@@ -61,19 +59,6 @@ def count_nlp(recipe: Mapping[str, Mapping[str, Any]]) -> int:
         graph = recurrent_cell(recipe, input_size=input_size, hidden_size=hidden_size)
         total += sum(num_entries + width for num_entries, width in linear_layers(recipe, graph))
     return total
-
-
-def test_count_nlp_vanilla_rnn():
-    layers = sum(i * h + h * h + h for i, h in ((400, 600), (600, 600), (600, 400)))
-    assert count_nlp(RNN) == 33_278 * 400 + 33_278 + layers
-
-
-def test_recurrent_cell_translates():
-    graph = recurrent_cell(RNN, input_size=5, hidden_size=7)
-    assert list(linear_layers(RNN, graph)) == [(5 * 7 + 7 * 7, 7)]
-    assert [edge.is_recurrent for edge in graph.edges.values()] == [False, True, False]
-    matrices = [p for name, p in to_pytorch_model(graph).named_parameters() if name.startswith("proj")]
-    assert [tuple(matrix.shape) for matrix in matrices] == [(7, 5)]  # 7 -> 7 is a matrix with projection=always only
 
 
 @pytest.mark.parametrize("num_runs", [50, pytest.param(345, marks=pytest.mark.slow)])

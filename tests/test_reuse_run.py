@@ -1,7 +1,6 @@
-"""Runs with exploration and replay options, and their resume."""
+"""Runs with exploration and replay options; their resume: tests/run/test_stages.py."""
 
 import itertools
-import json
 from pathlib import Path
 
 import torch
@@ -10,7 +9,6 @@ from gflownet.config import load_config
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.mdp.trajectory import Origin
-from gflownet.run.logging import TIME_KEYS
 from gflownet.run.trainer import GFNTrainer
 from tests.learning.rollouts import local_rollouts
 
@@ -26,19 +24,6 @@ SMALL = (
     "replay.num_from_replay=3",
     "wandb.mode=disabled",
     "report.every=null",
-)
-EVERYTHING = (
-    "algo.backward_policy=learned",
-    "algo.method=fl_subtb",
-    "algo.sampling_temperature=1.5",
-    "algo.sampling_tau=0.5",
-    "replay.priority=rank",
-    "replay.resample=false",
-    "replay.evict=worst",
-    "replay.num_updates=2",
-    "replay.capacity=10",
-    "local_search.num=2",
-    "local_search.num_iterations=1",
 )
 
 
@@ -88,21 +73,3 @@ def test_run_num_updates_on_replayed_states(tmp_path):
     assert all(int(origin) == Origin.RESAMPLED for batch in rollout.replays for origin in batch.origin)
     texts = {str([p.tolist() for p in batch.actions.parts]) for batch in rollout.replays}
     assert len(texts) > 1, "each draws its own"
-
-
-def test_run_with_all_exploration_resumes_exactly(tmp_path):
-    whole = made(tmp_path / "whole", *EVERYTHING, "num_training_steps=2")
-    whole.run()
-    made(tmp_path / "parts", *EVERYTHING, "num_training_steps=1").run()
-    rest = made(tmp_path / "parts", *EVERYTHING, "num_training_steps=2", "resume=true")
-    rest.run()
-    for name, value in whole.policy.state_dict().items():
-        assert torch.equal(value, rest.policy.state_dict()[name]), name
-    ours, theirs = (metrics_of(tmp_path / folder / "run") for folder in ("parts", "whole"))
-    assert ours == theirs
-    assert {"replay_size", "local_search_accepted", "num_distinct"} <= theirs[-1].keys()
-
-
-def metrics_of(folder: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in TIME_KEYS} for row in rows]

@@ -156,6 +156,9 @@ class EnvConfig:
     max_edges: int = option(10, "maximum number of edges", AT_LEAST_ONE)
     allow_recurrent: bool = option(False, "let edges carry the previous time step's output (recurrent edges)")
     output_aggregation: str = option("sum", "how the output nodes combine their inputs")
+    start: str = option(
+        "", "network from which a surrogate search starts: a run folder or file with architectures (:RANK), or a graph"
+    )
     coloured_graph: ColouredGraphConfig = field(default_factory=ColouredGraphConfig)
     labelled_dag: LabelledDAGConfig = field(default_factory=LabelledDAGConfig)
     hypergrid: HypergridConfig = field(default_factory=HypergridConfig)

@@ -111,6 +111,11 @@ class EvaluationConfig:
     ray: RayConfig = field(default_factory=RayConfig)
     halving: HalvingConfig = field(default_factory=HalvingConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    inherit: bool = option(
+        False,
+        "begin the training of a candidate with weights of the nearest evaluated network, and shorten it "
+        "(docs/concepts/carry-over.md)",
+    )
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
     memory_format: Literal["contiguous", "channels_last", "auto"] = option(
         "contiguous",
@@ -394,6 +399,8 @@ def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     # The limits are applied to measured values, of which a row has these.
     constraints = sorted(evaluation.pop("constraints"))
     evaluation |= {"constraints": constraints} if constraints else {}
+    if not evaluation["inherit"]:  # rows of earlier versions, without the option, stay known
+        del evaluation["inherit"]
     training = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
     training["augment"] = list(training["augment"])
     evaluation["training"] = training

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.budget import Budget, Reserve
-from gflownet.evaluation.candidates.sets import WeightFolder
+from gflownet.evaluation.candidates.sets import ParentWeights, WeightFolder
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
@@ -89,6 +89,7 @@ class Dispatcher(AsynchronousEvaluator):
         self.revise: Callable[[EvaluationRecord], EvaluationRecord] = lambda record: record  # a row before it is kept
         self.on_result: Callable[[EvaluationRecord], None] = lambda record: None  # called when a row is written
         self.weights: WeightFolder | None = None  # of full trainings, written before their rows
+        self.parents: ParentWeights | None = None  # of trainings whose weights others inherit
         self.watch: Callable[[], None] = lambda: None  # called in the main thread while results are awaited
         self._stopped = stopped
         self._futures: dict[Identity, EvaluationFuture] = {}
@@ -200,7 +201,7 @@ class Dispatcher(AsynchronousEvaluator):
         future.is_repeated = is_own
         future.record = None
         self._futures[future.request.identity] = future
-        if outcome is None and future.request.training is not None:
+        if outcome is None and future.request.parent is not None:
             self._waiting.appendleft(future)  # in the place of the training that it continues
         elif outcome is None:
             self._waiting.append(future)
@@ -282,8 +283,9 @@ class Dispatcher(AsynchronousEvaluator):
                 if self._claims is not None:
                     self._claims.start(self._jobs[0].request.identity)
             job, futures = self._jobs.pop_job(self.executor.capacity)
-            if self.weights is not None and None in (job.fidelity, job.schedule):  # no part of a training
-                job = replace(job, returns_weights=any(self.weights.keeps(each.request.repeat) for each in futures))
+            if None in (job.fidelity, job.schedule):  # no part of a training
+                seeds = {each.request.repeat for each in futures}
+                job = replace(job, returns_weights=any(keeper.keeps(s) for keeper in self._keepers for s in seeds))
             deadline = self._deadlines.of(futures, num_running=self._num_running)
             self._running[self.executor.submit(job, deadline=deadline)] = futures
 
@@ -318,6 +320,10 @@ class Dispatcher(AsynchronousEvaluator):
                 _log.warning("%s: no result for %.3g s, unlike most (evaluation.deadline)", words, seconds)
 
     @property
+    def _keepers(self) -> list[WeightFolder | ParentWeights]:
+        return [each for each in (self.weights, self.parents) if each is not None]
+
+    @property
     def _num_running(self) -> int:
         return sum(map(len, self._running.values()))
 
@@ -331,8 +337,9 @@ class Dispatcher(AsynchronousEvaluator):
         if outcome.status is EvaluationStatus.OK:
             self._deadlines.add(future.request.fidelity, outcome.seconds)
         record = future.record = self.revise(record)
-        if self.weights is not None and outcome.weights is not None:
-            self.weights.add(record, outcome.weights)
+        if outcome.weights is not None:
+            for keeper in self._keepers:
+                keeper.add(record, outcome.weights)
             future.outcome = replace(outcome, weights=None)
         self._unwritten.append(record)
         del self._futures[future.request.identity]

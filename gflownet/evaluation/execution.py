@@ -139,10 +139,10 @@ def is_device_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in describe(error) for text in _DEVICE_TEXTS)
 
 
-def saved(training: CandidateTraining) -> bytes:
+def saved(state: dict[str, Any]) -> bytes:
     """Return the state of a training as bytes, safe to load with `weights_only=True`."""
     buffer = io.BytesIO()
-    torch.save(map_tensors(torch.Tensor.cpu, training.state_dict()), buffer)
+    torch.save(map_tensors(torch.Tensor.cpu, state), buffer)
     return buffer.getvalue()
 
 
@@ -233,7 +233,7 @@ class _InvalidScoreError(Exception):
 
 def _with_extras(task: GFNTask, job: Job, position: int, result: Any, outcome: Outcome) -> Outcome:
     if job.saves_training and isinstance(result, CandidateTraining):
-        outcome = dataclasses.replace(outcome, training=saved(result))
+        outcome = dataclasses.replace(outcome, training=saved(result.state_dict()))
     if job.returns_weights and result.model is not None:
         outcome = dataclasses.replace(outcome, weights=saved_weights(result.model.state_dict()))
     if not job.tests:

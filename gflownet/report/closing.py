@@ -158,7 +158,8 @@ def print_results(results: Results, folder: Path, console: Console) -> None:
         volume = f"hypervolume {front.hypervolume:.4f}: {folder / FRONT_NAME}"
         report_line(f"{len(front.values)} of {front.num_evaluated} are on the front, {volume}")
     lines = [spent_line(final.spent), f"everything about this run: {folder}", _failure_line(final.failures)]
-    lines += [*(each.line for each in results.search.taken_over), results.search.end] if results.search else []
+    if (search := results.search) is not None:
+        lines += [search.start, *(each.line for each in search.taken_over), search.end]
     lines += sampler_lines(results.sampler) if results.sampler else []
     for line in filter(None, lines):
         report_line(line)

@@ -103,16 +103,20 @@ class TakenOver:
     num_first: int  # of today's first design that the earlier run has evaluated
     num_shared: int  # architectures that both have evaluated
     correlation: float = math.nan  # rank correlation of the two scores of these; NaN for too few
+    num_design: int = 0  # architectures of today's first design; 0: not known
+    starts_sampler: bool | None = None  # whether the sampler began with its policy; None: there is no sampler
 
     @property
     def line(self) -> str:
         """Return the words of the closing line and of the page."""
         inside = "" if self.num_in_space == self.num_evaluations else f", {self.num_in_space} of them in this space"
-        known = counted(self.num_first, "architecture")
-        ranks = "" if math.isnan(self.correlation) else f"; rank correlation of both scores {self.correlation:.2f}"
+        design = f"{self.num_first} of the first {counted(self.num_design or self.num_first, 'architecture')}"
+        ranks = "" if math.isnan(self.correlation) else f", with a rank correlation of {self.correlation:.2f}"
         both = f"{counted(self.num_shared, 'architecture')} evaluated by both{ranks}"
-        start = f"from {self.run}: {counted(self.num_evaluations, 'evaluation')}{inside}"
-        return f"{start}; {known} of the first design; {both}"
+        parts = [f"from {self.run}: {counted(self.num_evaluations, 'evaluation')}{inside}", design, both]
+        if self.starts_sampler is not None:
+            parts.append(f"the sampler began {'with' if self.starts_sampler else 'without'} its policy")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ class SearchResults:
     first_mean: float = math.nan  # mean score of the first tenth of the steps
     last_mean: float = math.nan
     taken_over: tuple[TakenOver, ...] = ()
+    start: str = ""  # line about the network of env.start
 
 
 @dataclass(frozen=True)

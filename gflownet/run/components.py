@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from gflownet.config import Config, copied, with_task_options
+from gflownet.config import Config, copied, to_mapping, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget, Reserve
 from gflownet.evaluation.candidates.tensor_task import TensorTask
@@ -21,6 +21,7 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor
 from gflownet.evaluation.halving import build_halving
+from gflownet.evaluation.inheritance import build_inheritance
 from gflownet.evaluation.store.claims import Store
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
@@ -36,7 +37,9 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OptimizerConfig, num_taught
 from gflownet.objectives.max_likelihood import MaxLikelihood
+from gflownet.options import leaves
 from gflownet.plugins import is_module_class
+from gflownet.records.marker import read_marker
 from gflownet.run.checkpoint import Checkpoint
 from gflownet.run.extensions import SAMPLER_OPTIMISER, automatic_method, load_extensions, validate
 from gflownet.run.folder import last_checkpoint
@@ -49,6 +52,7 @@ from gflownet.search.method import PolicyTraining, SearchSetup
 from gflownet.search.prior import Prior, read_prior
 from gflownet.search.proposals import check_space
 from gflownet.search.sampler import LIKELIHOOD_RATE, OBJECTIVE_RATE, Sampler
+from gflownet.search.start import Start, read_start
 from gflownet.search.surrogate import Surrogate
 from gflownet.training.precision import choose_device
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
@@ -56,6 +60,7 @@ from gflownet.workers.process import Stream, keep_freed_memory, seed_all, set_ma
 from gflownet.workers.transport import make_transport
 
 _NUM_TIMED = 16  # random architectures whose latency is measured at the start
+_MOST_NODES = 100  # of a network from which a search starts
 _ROUNDING = 1e-9  # of 1 / updates_per_reward
 
 
@@ -120,6 +125,7 @@ class Builder:
         self.auxiliary = self.build_auxiliary()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
+        self.inheritance = build_inheritance(self.task, config, candidate_type=self.env.terminal_type)
         self.search = self.build_search()
         if isinstance(self.task, TensorTask) and self.task.lacks_target:
             states = self.search.method.setup.random_draws(Stream.LATENCY)(_NUM_TIMED, torch.Generator())
@@ -162,12 +168,7 @@ class Builder:
 
     def build_context(self) -> GraphBuildingEnvContext:
         """Build the context and the environment of the search space."""
-        context = self.extensions.context.from_config(
-            self.config.env,
-            input_sizes=self.task.input_sizes,
-            output_sizes=self.task.output_sizes,
-            num_cond_dim=self.task.num_cond_dim,
-        )
+        context = self._context_of(self.config.env)
         check_space(context.env)
         context = context.with_layout(self.extensions.policy.layout)
         if self.config.algo.backward_policy == "uniform":
@@ -175,6 +176,12 @@ class Builder:
         if not issubclass(self.extensions.policy, TwoWayPolicy):
             raise UserError(f"algo.backward_policy: expected uniform with model.name={self.config.model.name}")
         return context.with_backward()
+
+    def _context_of(self, env: Any) -> GraphBuildingEnvContext:
+        """Return the context of options of an environment, for the data of the task."""
+        task = self.task
+        sizes = {"input_sizes": task.input_sizes, "output_sizes": task.output_sizes}
+        return self.extensions.context.from_config(env, **sizes, num_cond_dim=task.num_cond_dim)
 
     def build_policy(self) -> Policy:
         """Build the policy network."""
@@ -194,6 +201,20 @@ class Builder:
                 f"{option}: expected a run with this env and model, got {folder}, whose policy has other weights"
             ) from error
         return policy
+
+    def _policy_of_earlier(self, folder: Path) -> Mapping[str, torch.Tensor] | None:
+        """Return the trained policy of an earlier run with this space, but for caps, and this model; None without."""
+        try:
+            marker, state = read_marker(folder), last_checkpoint(folder, option="search.prior").state
+            is_trained = state["sampler"]["num_trained_on"] > 0 or state["schedule"]["last_epoch"] > 0
+            weights = {name: (value, value.shape) for name, value in state["policy"].items()}
+        except (UserError, LookupError, TypeError, AttributeError):
+            return None
+        is_alike = marker is not None and _shape_options(marker.config) == _shape_options(to_mapping(self.config))
+        is_alike &= {name: shape for name, (_, shape) in weights.items()} == {
+            name: value.shape for name, value in self.policy.state_dict().items()
+        }
+        return {name: value for name, (value, _) in weights.items()} if is_trained and is_alike else None
 
     def build_learner(self) -> Learner:
         """Build the learner: policy and objective with optimiser, schedule and memory."""
@@ -217,12 +238,14 @@ class Builder:
     def build_sampler_learners(self) -> Iterator[tuple[Learner, int]]:
         """Yield the learners of the sampler after a search, in order, with their numbers of updates.
 
-        Both train one policy, which begins with the first weights of the run's.
+        Both train one policy, which begins with the first weights of the run's, or with those of an earlier run.
         """
         config, plan = self.config, self.plan
         num_likelihood, num_updates = sampler_updates(config.search.sampler, plan.num_search + plan.num_verified)
         with seeded(stream_seed(config.seed, Stream.POLICY) % 2**32):  # of numpy, too
             policy, objective = self._networks()
+        if (earlier := self.search.method.setup.prior.policy) is not None:
+            policy.load_state_dict(earlier)
         for each, num, rate in (
             (MaxLikelihood(self.context, config.algo), num_likelihood, LIKELIHOOD_RATE),
             (objective, num_updates, OBJECTIVE_RATE),
@@ -283,6 +306,9 @@ class Builder:
         if config.search.prior and not self.extensions.method.uses_surrogate:
             got = f"search.method={config.search.method}"
             raise UserError(f"search.prior: expected a search method with a surrogate, got {got}")
+        if config.env.start and not self.extensions.method.uses_surrogate:
+            expected = "expected a search method with a first design, such as search.method=surrogate"
+            raise UserError(f"env.start: {expected}, got search.method={config.search.method}")
         setup = SearchSetup(
             context=self.context,
             task=self.task,
@@ -293,10 +319,28 @@ class Builder:
             build_surrogate=self.build_surrogate,
             build_training=self.build_training,
             num_evaluations=self.plan.num_search,
-            prior=Prior(self.env, lambda: read_prior(config.search.prior, self.env, self.task)),
+            prior=Prior(
+                self.env, lambda: read_prior(config.search.prior, self.env, self.task, self._policy_of_earlier)
+            ),
             is_refused=lambda candidate: limits.refusal(self.task, candidate) is not None,
+            start=Start(self.env, read=lambda: read_start(config.env.start, self.env), widened=self._env_without_caps),
+            **({} if self.inheritance is None else {"estimates": self.inheritance.estimates}),
         )
         return SearchLoop(self.extensions.method(setup), self.build_rule())
+
+    def _env_without_caps(self, candidate: Any) -> Environment:
+        """Return the environment without caps, with room for the nodes and edges of a candidate."""
+        env: Any = copied(self.config).env
+        graph = candidate.to_dict()
+        num_nodes, num_edges = (min(len(graph.get(name, ())), _MOST_NODES) for name in ("nodes", "edges"))
+        for options in (env, getattr(env, env.name, None)):
+            for name, num in (("max_hidden_nodes", num_nodes), ("max_vertices", num_nodes), ("max_edges", num_edges)):
+                if options is not None and name in options:
+                    options[name] = max(options[name], num)
+            for name in ("max_parameters", "max_multiply_adds"):
+                if options is not None and name in options:
+                    options[name] = None
+        return self._context_of(env).env
 
     def build_rule(self) -> LoopOptions:
         """Build the rule of the loop: functions of options and counts."""
@@ -407,6 +451,7 @@ class Builder:
             "search": self.search.state_dict(),
             "sampler": self.sampler.state_dict(),
             "random_state": get_random_state(),
+            **({} if self.inheritance is None else {"inheritance": self.inheritance.state_dict()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -416,6 +461,8 @@ class Builder:
         self.learner.load_state_dict(state)
         self.auxiliary.load_state_dict(state["auxiliary"])
         self.replay.load_state_dict(state["replay"])
+        if self.inheritance is not None:  # before the search, which fits its model to estimates
+            self.inheritance.load_state_dict(state["inheritance"])
         self.search.load_state_dict(state["search"])
         self.sampler.load_state_dict(state["sampler"])
         set_random_state(state["random_state"])
@@ -429,6 +476,12 @@ class Builder:
                 f"{checkpoint.path}: expected a state of this version, got another ({type(error).__name__}); start a "
                 "new run with another log_dir"
             ) from error
+
+
+def _shape_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a policy and of its space, without caps."""
+    named = {key: value for key, value in leaves(config) if key.startswith(("env.", "model."))}
+    return {key: value for key, value in named.items() if not key.rpartition(".")[2].startswith(("max_", "start"))}
 
 
 def name_of(kind: type) -> str:

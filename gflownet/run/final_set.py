@@ -23,7 +23,7 @@ from gflownet.evaluation.candidates.sets import (
     loss_of,
     predicted,
 )
-from gflownet.evaluation.candidates.tensor_task import TensorTask
+from gflownet.evaluation.candidates.tensor_task import INHERITED, TensorTask
 from gflownet.evaluation.data.examples import labelled_classes
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import exceeded
@@ -54,7 +54,7 @@ def kept_weights(parts: Components, run: Run) -> WeightFolder | None:
         run.folder.path / WEIGHTS_NAME,
         _NUM_KEPT if has_set else 0,
         write=run.folder.write,
-        is_allowed=lambda row: exceeded(row.metrics, task.limits) is None,
+        is_allowed=lambda row: INHERITED not in row.metrics and exceeded(row.metrics, task.limits) is None,
         keeps_all=has_set,
         records=run.store.of_run(parts.run_id) if run.folder.resumed else (),
     )

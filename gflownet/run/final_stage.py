@@ -275,7 +275,14 @@ def _on_front(
 
     The best score of each, then those that add most to the hypervolume of all finalists so far.
     """
-    points = [np.array([utilities_of(row, task=parts.task) for row in group]) for group in groups]
+    estimates = parts.search.method.setup.estimates
+    points = [
+        estimates(
+            torch.tensor([utilities_of(row, task=parts.task) for row in group], dtype=torch.float64),
+            [row.metrics for row in group],
+        ).numpy()
+        for group in groups
+    ]
     fronts = [np.flatnonzero(non_dominated(each)).tolist() for each in points]
     chosen = [
         [max(front, key=lambda place, group=group: group[place].score)] * min(quota, 1)

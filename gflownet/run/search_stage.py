@@ -9,9 +9,11 @@ from contextlib import closing, nullcontext
 from typing import Any
 
 from gflownet.errors import counted
+from gflownet.evaluation.candidates.sets import PARENTS_NAME, ParentWeights
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
 from gflownet.evaluation.halving import HalvingEvaluator, SuccessiveHalving
+from gflownet.evaluation.inheritance import Inheritance, InheritingEvaluator
 from gflownet.evaluation.presentation import words_of
 from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.files import parse_json
@@ -43,6 +45,7 @@ class SearchStage(StepStage):
         final: FinalTrainingsStage,
         *,
         halving: SuccessiveHalving | None,
+        inheritance: Inheritance | None,
         state_dict: Callable[[], dict[str, Any]],
     ) -> None:
         """Keep the components.
@@ -52,10 +55,12 @@ class SearchStage(StepStage):
             evaluator: of the search.
             final: the stage whose first trainings run while the sampler is trained.
             halving: of the evaluations; None: they are whole.
+            inheritance: of weights; None: each training begins with first values.
             state_dict: returns the state of the run.
         """
         self._parts, self._evaluator, self._final, self._halving = parts, evaluator, final, halving
         self._search: AsynchronousEvaluator = evaluator if halving is None else HalvingEvaluator(evaluator, halving)
+        self._inheritance = inheritance
         self._executors = ExecutorStatus(evaluator)
         self.skipped = SkippedSteps(parts.config.opt)
         self._before = parts.progress.num_distinct, parts.progress.seconds
@@ -76,12 +81,20 @@ class SearchStage(StepStage):
     def run(self, run: Run) -> None:
         """Take the steps of the search."""
         parts, evaluator = self._parts, self._evaluator
+        if self._inheritance is not None:
+            method, weights = parts.search.method, ParentWeights(run.folder.path / PARENTS_NAME, write=run.folder.write)
+            start = None if method.setup.start is None else method.setup.start.network
+            first = None if start is None or start.weights is None else (start.candidate, start.weights)
+            self._inheritance.begin(weights, num_first=method.num_first, start=first)
+            self._search = InheritingEvaluator(evaluator, self._inheritance, weights, say=run.logger.print)
         with on_alarm(evaluator.executor.interrupt) if parts.config.budget.seconds else nullcontext():
             super().run(run)
         if not run.is_stopped:
             run.store.abandon(run=parts.run_id)
         if self._halving is not None:
             run.logger.print(str(self._halving))
+        if self._inheritance is not None:
+            run.logger.print(str(self._inheritance))
 
     def steps(self, run: Run) -> Iterator[dict[str, float]]:
         """Take the steps, and yield the metrics of each."""
@@ -105,6 +118,8 @@ class SearchStage(StepStage):
             run.logger.print(f"the search ends after step {parts.step}: {parts.search.end}")
         if run.is_stopped or not parts.sampler.is_used or not len(observed(parts.search.history)):
             return
+        if self._inheritance is not None:  # samples are trained as finalists are
+            self._search, evaluator.parents = evaluator, None
         with run.phase(Phase.SAMPLER):
             self._final.begin_early(run)
             if not parts.sampler.is_trained:
@@ -193,9 +208,13 @@ class SearchStage(StepStage):
         ends, end = [mean(each) for each in (means[:tenth], means[-tenth:])], parts.search.end or "stopped"
         total = "" if end.startswith(num) else f", {num} in all"
         line = f"search.method={parts.config.search.method}: {end}{total}"
-        history, prior = parts.search.history, parts.search.method.setup.prior
-        taken_over = [TakenOver(**each) for each in prior.summary(history, parts.config.search.num_initial)]
-        run.record(search=SearchResults(line, len(means), *ends, taken_over=tuple(taken_over)))
+        history, setup = parts.search.history, parts.search.method.setup
+        summary = setup.prior.summary(history, parts.config.search.num_initial, has_sampler=parts.sampler.is_used)
+        taken_over, start = (
+            tuple(TakenOver(**each) for each in summary),
+            setup.start.line(history) if setup.start else "",
+        )
+        run.record(search=SearchResults(line, len(means), *ends, taken_over=taken_over, start=start))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:

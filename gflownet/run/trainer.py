@@ -15,6 +15,7 @@ from gflownet.config import Config
 from gflownet.errors import UserError, counted, summary_lines
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.final import check_final
+from gflownet.evaluation.inheritance import is_other_training
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store.fingerprint import context_of, report_earlier_versions
 from gflownet.plugins import load_class
@@ -100,7 +101,9 @@ class GFNTrainer(Builder):
     def _take_stages(self, run: Run, parts: Components, evaluator: Dispatcher, quarantine: Quarantine) -> None:
         """Search, take the final stage, certify, and write the report, also after an error."""
         final = FinalTrainingsStage(parts, evaluator)
-        search = SearchStage(parts, evaluator, final, halving=self.halving, state_dict=self.state_dict)
+        search = SearchStage(
+            parts, evaluator, final, halving=self.halving, inheritance=self.inheritance, state_dict=self.state_dict
+        )
         try:
             with run.logger.live():
                 self.learner.on_skip = lambda *skipped: search.skipped.add(run, parts.step + 1, *skipped)
@@ -136,13 +139,15 @@ class GFNTrainer(Builder):
             checkpoint = folder.last_checkpoint()
         if checkpoint is not None:
             self.restore(checkpoint)
+        # A new run reads the files that its options name, before the first file in its folder.
+        state = self.state_dict() if checkpoint is None else None
         if self.default_folder:
             self.chosen_config.log_dir = self.config.log_dir
         folder.write_config(self.chosen_config)
         if self.task.summary:
             folder.write(folder.path / DATA_NAME, "".join(f"{line}\n" for line in self.task.summary))
-        if checkpoint is None:
-            folder.checkpoints.save(self.progress.step, self.state_dict())
+        if state is not None:
+            folder.checkpoints.save(self.progress.step, state)
 
     def _search_evaluator(self, run: Run, parts: Components) -> Dispatcher:
         """Return the evaluator of the search, with what it has used of its budget."""
@@ -155,6 +160,8 @@ class GFNTrainer(Builder):
         if self.halving is not None:
             self.halving.restore(run.store)
             num_evaluated -= self.halving.num_promoted[self.run_id]  # each has a later row, or none yet
+        elif self.inheritance is not None:
+            num_evaluated -= sum(map(is_other_training, run.store.of_run(self.run_id)))
         evaluator = self.build_evaluator(
             run.store, executor, stopped=lambda: run.is_stopped, num_evaluated=num_evaluated
         )

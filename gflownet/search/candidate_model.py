@@ -103,7 +103,7 @@ class CandidateModel:
     """
 
     def __init__(self, setup: SearchSetup) -> None:
-        self._task, self._prior = setup.task, setup.prior
+        self._setup, self._task, self._prior = setup, setup.task, setup.prior
         self._has_started = False  # from what earlier searches know
         num_objectives = len(self._task.chosen_objectives)
         self.surrogates: list[Surrogate] = [setup.build_surrogate() for _ in range(max(1, num_objectives))]
@@ -123,6 +123,9 @@ class CandidateModel:
 
     def targets(self, history: History) -> Tensor:
         """Return what the surrogates predict: [n, 1] measured scores or [n, K] utilities, float64."""
+        return self._setup.estimates(self._measured(history), history.metrics)
+
+    def _measured(self, history: History) -> Tensor:
         if not self.has_objectives:
             return torch.tensor(history.measured, dtype=torch.float64)[:, None]
         failed = (0.0,) * len(self.surrogates)

@@ -20,6 +20,7 @@ ORIGINS = {
     "random": "random",
     "sampler": "sampler",
     "earlier": "earlier runs",
+    "start": "env.start and its edits",
 }
 _ROOM = "gflownet.search"
 SEARCH_METHODS = ExtensionPoint(

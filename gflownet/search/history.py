@@ -25,6 +25,7 @@ class ProposalOrigin(IntEnum):
     RANDOM = 4
     SAMPLER = 5  # trained after the search
     EARLIER = 6  # best ones of earlier runs
+    START = 7  # env.start and its edits, before the first prediction
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.task import Cost, GFNTask
 from gflownet.learning.auxiliary import AuxiliaryNetworks
 from gflownet.learning.learner import Learner
 from gflownet.learning.replay import ReplayBuffer
@@ -29,6 +29,7 @@ from gflownet.search.config import SearchConfig
 from gflownet.search.history import History
 from gflownet.search.prior import Prior
 from gflownet.search.proposals import SpreadDraws
+from gflownet.search.start import Start
 from gflownet.search.surrogate import Prediction, Surrogate
 from gflownet.workers.process import stream_seed
 
@@ -99,6 +100,9 @@ class SearchSetup:
     num_evaluations: int  # expected evaluations of the search, for schedules
     prior: Prior  # evaluations of earlier searches
     is_refused: Callable[[Any], bool] = lambda candidate: False  # whether a hard cap of the budget refuses it
+    # Values [n, K] of evaluations as after whole trainings, by their metrics: some have inherited weights.
+    estimates: Callable[[Tensor, Sequence[Mapping[str, float]]], Tensor] = lambda values, metrics: values
+    start: Start | None = None  # network of env.start
 
     def is_refused_at(self, states: GraphStates, index: int) -> bool:
         """Return whether a hard cap of the budget refuses a terminal state of a batch."""
@@ -124,22 +128,24 @@ def random_draws(
 ) -> SpreadDraws:
     """Return the source of random architectures of a task, spread over their parameters."""
 
-    def size(candidate: Any) -> float:
-        with suppress(ValueError):  # of a candidate whose evaluation fails, too
-            cost = task.cost(candidate)
-            return math.nan if cost is None else cost.num_parameters
-        return math.nan
-
     def sizes(states: GraphStates) -> Tensor:
         candidates, limits = [env.terminal(states, index) for index in range(len(states))], env.vocabulary.limits
         refused = torch.tensor([is_refused(each) for each in candidates], dtype=torch.bool)
         if SIZES[0] in limits:  # counted for all states together
             values = env.sizes(states)[:, limits.index(SIZES[0])].double()
         else:
-            values = torch.tensor([size(each) for each in candidates], dtype=torch.float64)
+            costs = [cost_of(task, each) for each in candidates]
+            values = torch.tensor([math.nan if cost is None else cost.num_parameters for cost in costs]).double()
         return values.masked_fill(refused, math.nan)
 
     return SpreadDraws(env, sizes, even_share=even_share, generator=generator)
+
+
+def cost_of(task: GFNTask, candidate: Any) -> Cost | None:
+    """Return the cost of a candidate, None for an unknown one."""
+    with suppress(ValueError):  # of a candidate whose evaluation fails, too
+        return task.cost(candidate)
+    return None
 
 
 class SearchMethod(Configurable, ABC):

@@ -5,8 +5,9 @@ Letters: B terminal states, n observations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from gflownet.mdp.states import GraphStates
+from gflownet.search.baselines import is_allowed
 from gflownet.search.candidate_model import CandidateModel, Fantasies, in_scores, observed, spread_order
 from gflownet.search.features import descriptors_of
 from gflownet.search.history import History, ProposalOrigin
-from gflownet.search.method import Candidates, Results, SearchMethod, SearchSetup
+from gflownet.search.method import Candidates, Results, SearchMethod, SearchSetup, cost_of
 from gflownet.search.proposals import (
     Pool,
     accepted,
@@ -114,6 +116,7 @@ class SurrogateSearch(SearchMethod):
         return {
             "num_fitted": self._num_fitted,
             "prior": self.setup.prior.state_dict(),
+            "start": None if self.setup.start is None else self.setup.start.state_dict(),
             "calibration": self.calibration.state_dict(),
             "model": self.model.state_dict(),
             "kept": {call: pool.state_dict() for call, pool in self._kept.items()},
@@ -122,6 +125,8 @@ class SurrogateSearch(SearchMethod):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._kept = {call: Pool.of_state(pool) for call, pool in state["kept"].items()}
         self.setup.prior.load_state_dict(state["prior"])
+        if self.setup.start is not None:
+            self.setup.start.load_state_dict(state.get("start"))
         self.calibration.load_state_dict(state["calibration"])
         self.model.load_state_dict(state["model"])
         if state["num_fitted"]:
@@ -241,9 +246,10 @@ class SurrogateSearch(SearchMethod):
         return iter(sampled_order(values, generator, beta=self.config.acquisition.beta).tolist())
 
     def _first_states(self, call: int, num: int, origin: ProposalOrigin) -> Candidates:
-        """Return the best architectures of earlier searches, those of the first design, then random ones."""
-        parts = [self._earlier_best, self._design, self.random_states(call)]
-        origins = origin_of((ProposalOrigin.EARLIER, len(parts[0])), (origin, len(parts[1]) + len(parts[2])))
+        """Return the best of earlier searches, env.start and its edits, those of the first design, then random ones."""
+        parts = [self._earlier_best, self._start_design, self._design, self.random_states(call)]
+        kinds = (ProposalOrigin.EARLIER, ProposalOrigin.START, origin, origin)
+        origins = origin_of(*((kind, len(part)) for kind, part in zip(kinds, parts, strict=True)))
         states = GraphStates.cat(parts)
         is_unknown = unknown_mask(self.history, states)
         states, origins = states[is_unknown], origins[is_unknown]
@@ -257,6 +263,19 @@ class SurrogateSearch(SearchMethod):
         return states[
             accepted(states, torch.arange(len(states)), (self.config.num_initial + 1) // 2, self.setup.is_refused_at)
         ]
+
+    @cached_property
+    def _start_design(self) -> GraphStates:
+        """The network of env.start within today's hard caps, and its edits."""
+        if self.setup.start is None:
+            return self.env.initial_states(0)
+
+        def sizes(states: GraphStates) -> Tensor:
+            costs = [cost_of(self.setup.task, self.env.terminal(states, index)) for index in range(len(states))]
+            return torch.tensor([math.nan if each is None else each.num_parameters * each.flops for each in costs])
+
+        generator, is_within = self.setup.generator(0, Stream.START), partial(is_allowed, self.setup)
+        return self.setup.start.design(self.config.num_initial, generator, is_allowed=is_within, sizes=sizes)
 
     @cached_property
     def _design(self) -> GraphStates:

@@ -11,6 +11,9 @@ from .export import export_program as export_program
 from .export import measure_latency as measure_latency
 from .export import to_onnx as to_onnx
 from .graph_summary import summary as summary
+from .inheritance import GraphOutline as GraphOutline
+from .inheritance import inherit_weights as inherit_weights
+from .inheritance import inherited_share as inherited_share
 from .loading import copy_weights as copy_weights
 from .loading import load as load
 from .loading import load_graph as load_graph

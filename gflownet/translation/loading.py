@@ -160,6 +160,27 @@ def load_graph(path: str | Path, rank: int = 0, *, trust: bool = False) -> Compu
         return _graph(entry)
 
 
+def read_candidate(path: str | Path, rank: int = 0) -> tuple[Path, dict[str, Any], dict[str, Tensor] | None]:
+    """Return the file of a network, its graph as JSON, and its trained weights, None where they are not there.
+
+    Args:
+        path: run folder, a file with entries as a run writes them, or one with a single graph.
+        rank: of the entry.
+
+    Raises:
+        ValueError: another file, a missing rank, or damaged weights.
+    """
+    path = _file(path)
+    content = _content(path)
+    if isinstance(content, dict) and "nodes" in content:
+        return path, content, None
+    entry = _entry(path, rank)
+    match entry.get("weights"):
+        case {"file": str(name)} if (path.parent / name).exists():
+            return path, entry["graph"], _weights(path, entry, rank=rank, hint="")
+    return path, entry["graph"], None
+
+
 def _content(path: Path) -> Any:
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
@@ -198,25 +219,25 @@ def _graph(entry: Mapping[str, Any]) -> ComputationGraph:
             return ComputationGraph.from_dict(data)
 
 
-def _weights(path: Path, entry: Mapping[str, Any], *, rank: int) -> dict[str, Any]:
-    """Return the tensors that an entry names."""
+def _weights(path: Path, entry: Mapping[str, Any], *, rank: int, hint: str = f"; {_UNTRAINED}") -> dict[str, Any]:
+    """Return the tensors that an entry names; `hint` ends its errors."""
     match entry.get("weights"):
         case {"file": str(name), "sha256": str(digest)}:
             file = path.parent / name
         case None:
-            raise ValueError(f"{path}: rank {rank}: expected an entry with weights, got one without; {_UNTRAINED}")
+            raise ValueError(f"{path}: rank {rank}: expected an entry with weights, got one without{hint}")
         case other:
             raise ValueError(f"{path}: rank {rank}: expected file and sha256 of weights, got {shown(other)}")
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise ValueError(f"{file}: expected weights, got none ({error.strerror}); {_UNTRAINED}") from None
+        raise ValueError(f"{file}: expected weights, got none ({error.strerror}){hint}") from None
     if sha256(content).hexdigest() != digest:
-        raise ValueError(f"{file}: expected the weights of rank {rank}, got a damaged or other file; {_UNTRAINED}")
+        raise ValueError(f"{file}: expected the weights of rank {rank}, got a damaged or other file{hint}")
     try:
         return load_tensors(content)
     except SafetensorError as error:
-        raise ValueError(f"{file}: expected safetensors, got another format ({error}); {_UNTRAINED}") from None
+        raise ValueError(f"{file}: expected safetensors, got another format ({error}){hint}") from None
 
 
 def copy_weights(

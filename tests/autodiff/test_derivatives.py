@@ -178,13 +178,6 @@ def test_integer_nodes_block_derivatives():
         assert torch.equal(actual, torch.diag(torch.tensor([1.0, 2.0], dtype=DOUBLE)))
 
 
-def test_integer_leaf_has_zero_jacobian():
-    n = LeafNode([2], dtype=torch.int64)
-    output = LinearNode(nodes.CastNode(n, DOUBLE), nodes.CastNode(n, DOUBLE), [], [-1], [-1])
-    for mode in ("reverse", "forward"):
-        assert evaluate([jacobian(output, n, mode)], {n: torch.tensor([1, 2])})[0].tolist() == [0, 0]
-
-
 def test_infinite_slope():
     x = leaf("a")
     output = NonlinearNode(x, Function.parse("log(0)*x"))

@@ -22,7 +22,6 @@ from gflownet.certificate.estimates import (
     log_weights,
     restricted_distances,
     reweighted_upper_bound,
-    symmetry_slope,
     terminating_log_prob,
     with_learned_backward,
 )
@@ -173,23 +172,6 @@ def test_estimates_of_balanced_flows_are_exact(name, learned):
         assert evidence_bound(case.weights(samples), seed=0).value < case.log_z - 0.01
     subsets = random_subsets(len(log_prob), size=4, num=20, generator=torch.Generator().manual_seed(0))
     assert flow_consistency(log_prob, case.log_reward[case.ends], subsets, seed=0).value < 1e-5
-
-
-def test_symmetry_slope_of_uncorrected_policy():
-    case = make_case("connected_5", corrected=False)
-    rollouts = case.into(case.ends, seed=9)
-    log_prob = terminating_log_prob(log_ratio(case.context, case.policy, rollouts)[:, None], rollouts.log_symmetry)
-    off = log_prob - case.log_reward[case.ends] + case.log_symmetry
-    assert float(off.max() - off.min()) < 1e-4
-    slope = symmetry_slope(log_prob, case.log_reward[case.ends], rollouts.log_symmetry, seed=0)
-    assert slope is not None
-    assert slope.value == pytest.approx(-1, abs=1e-3)
-    right = make_case("connected_5")
-    log_prob = terminating_log_prob(log_ratio(right.context, right.policy, rollouts)[:, None], rollouts.log_symmetry)
-    slope = symmetry_slope(log_prob, case.log_reward[case.ends], rollouts.log_symmetry, seed=0)
-    assert slope is not None
-    assert slope.value == pytest.approx(0, abs=1e-3)
-    assert symmetry_slope(log_prob, log_prob, torch.zeros(len(log_prob)), seed=0) is None
 
 
 def test_flow_consistency_is_mean_distance_within_subsets():

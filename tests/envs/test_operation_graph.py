@@ -211,31 +211,6 @@ def test_tables_match_alignment_of_shapes(name):
                 assert tables.adapter[i, j].tolist() == [adapter.num_parameters, adapter.multiply_adds]
 
 
-def test_prefixes_of_nodes_name_their_values():
-    env = larger()
-    states = uniform_states(env, 12, generator=torch.Generator().manual_seed(3))
-    attributes, prefixes = env.vocabulary.node_attributes, env.tables.prefixes(states.node_type, states.node_attr)
-    for graph, node in states.exists.nonzero().tolist():
-        values = zip(attributes, states.node_attr[graph, node].tolist(), strict=True)
-        chosen = {attribute.name: attribute.values[value] for attribute, value in values if value >= 0}
-        if node < env.num_ends:
-            assert int(prefixes[graph, node]) == len(env.choices.prefixes)
-        else:
-            prefix = env.choices.prefixes[int(prefixes[graph, node])]
-            assert prefix.operation == int(states.node_type[graph, node]) - env.num_ends
-            assert dict(prefix.values) == chosen
-
-
-def test_shapes_are_the_same_from_any_guess():
-    env = larger()
-    states = uniform_states(env, 12, generator=torch.Generator().manual_seed(3))
-    prefix = env.tables.prefixes(states.node_type, states.node_attr)
-    _, *expected = env.inference([states.has_edge], prefix)
-    guess = torch.randint(-1, env.inference.num_shapes - 1, prefix.shape, generator=torch.Generator().manual_seed(4))
-    _, *shapes = env.inference([states.has_edge], prefix, guess)
-    assert all(map(torch.equal, shapes, expected))
-
-
 def test_value_of_a_setting_may_be_any_json_value():
     """Equal values of several operations (2, 2.0) are one value of an attribute; each operation has its own."""
     choices = {

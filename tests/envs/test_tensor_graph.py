@@ -1,10 +1,8 @@
 """Tensor programs: equality of states, conversion to and from states, evaluation, and rules against an oracle."""
 
-import copy
 import json
 import re
 
-import networkx as nx
 import pytest
 import torch
 
@@ -17,11 +15,9 @@ from gflownet.envs.tensor_graph import TensorGraphContext, TensorGraphEnv, Tenso
 from gflownet.envs.tensor_program import TensorProgram, program_of, read_inputs
 from gflownet.mdp.action import ActionBatch, GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
-from gflownet.mdp.environment import Environment, IllegalAction, Rules
-from gflownet.mdp.states import GraphStates
-from gflownet.testing.environments import random_walk
+from gflownet.mdp.environment import IllegalAction
 from tests.contracts.environments import tensor_graphs
-from tests.oracles.networkx_states import oracle_of, search_classes, to_networkx
+from tests.oracles.networkx_states import oracle_of, search_classes
 from tests.search.terminal_states import random_terminal_states
 
 SHAPES = {"A": (2, 3), "B": (3, 2), "v": (3,)}
@@ -136,65 +132,6 @@ def test_tensor_graph_class_count_matches_oracle(inputs, max_operations, num_sta
     classes, terminal = search_classes(oracle_of(env))
     states = enumerate_states(env)
     assert (len(states), len(states.terminal)) == (len(classes), len(terminal)) == (num_states, num_programs)
-
-
-def _without_rule(env: TensorGraphEnv, kind: Kind, text: str) -> TensorGraphEnv:
-    """Return the environment without the one rule of an action kind whose text contains `text`."""
-
-    def without(rules: Rules) -> Rules:
-        if kind not in rules:
-            return rules
-        remaining = [rule for rule in rules[kind] if text not in rule.text]
-        assert len(remaining) == len(rules[kind]) - 1
-        return {**rules, kind: remaining}
-
-    changed = copy.copy(env)
-    forward, backward = env.forward_rules, env.backward_rules
-    changed.forward_rules = lambda states: without(forward(states))
-    changed.backward_rules = lambda states: without(backward(states))
-    return changed
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "changes"),
-    [
-        (Kind.AddEdge, "only equal extents", {"inputs": {"a": (2,), "b": (3,)}}),
-        (Kind.AddEdge, "no index twice", {"inputs": {"a": (2, 2), "b": (2,)}}),
-        (Kind.AddEdge, "has its operands", {"inputs": {"a": (2,), "b": (2,), "c": (2,)}}),
-        (Kind.AddNode, "at most 1 axes", {"max_rank": 1}),
-        (Kind.AddNode, "at most 2 operations", {"max_operations": 2}),
-        (Kind.AddNode, "is fixed", {"new_extents": (2,)}),
-        (Kind.AddNode, "another operation has to be finished", {"max_operations": 2}),
-        (Kind.RemoveNode, "another operation uses it", {"max_operations": 2}),
-        (Kind.RemoveNode, "or is matched", {}),
-        (Kind.RemoveEdge, "right operand first", {"operations": ("-",)}),
-        (Kind.RemoveNodeAttr, "another operation uses it", {"max_operations": 2}),
-        (Kind.SetNodeAttr, "no other uses", {"max_operations": 2}),
-        (Kind.Stop, "that no other uses", {"max_operations": 3}),
-    ],
-)
-def test_missing_rule_changes_masks_against_oracle(kind, text, changes):
-    """Without any one of the rules, the masks differ from the oracle on a random walk."""
-    options = {"inputs": {"a": (2,), "b": (2,)}, "operations": ("transform", "*", "-"), "max_rank": 2} | changes
-    complete = tensor_graphs(**options)
-    oracle = oracle_of(complete)
-    states = GraphStates.cat([states for states, _ in random_walk(complete, num=10, seed=4)])
-    env = _without_rule(complete, kind, text)
-    masks = env.forward_masks(states) if kind < Kind.RemoveNode else env.backward_masks(states)
-    graphs, actions = masks.positions()
-    for graph in sorted(set(graphs.tolist())):
-        rows = (graphs == graph).nonzero().squeeze(1)
-        legal = {env.decode(states[graph : graph + 1], 0, actions[row : row + 1]) for row in rows.tolist()}
-        nx_graph = _digraph(env, states, graph)
-        if legal != (oracle.forward(nx_graph) if kind < Kind.RemoveNode else oracle.backward(nx_graph)):
-            return
-    pytest.fail(f"{kind.name}: the masks are unchanged without the rule {text!r}")
-
-
-def _digraph(env: Environment, states: GraphStates, index: int) -> nx.DiGraph:
-    graph = to_networkx(env, states, index)
-    assert isinstance(graph, nx.DiGraph)
-    return graph
 
 
 def test_illegal_action_message_names_the_rule():

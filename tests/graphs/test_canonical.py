@@ -1,7 +1,5 @@
 import json
 import pickle
-from collections import Counter
-from itertools import combinations
 from math import factorial
 from random import Random
 
@@ -73,24 +71,6 @@ def test_canonical_order_maps_graph_onto_form(num_examples):
             tuple(colours),
             tuple(sorted(((s, t), c) for s, t, c in edges)),
         )
-
-
-def test_orbit_identity_of_state_graph():
-    """n_forward(G -> G') |Aut G'| = n_backward(G' -> G) |Aut G| for the adding and removing of an edge."""
-    num_nodes = 5
-    classes = {graph.canonical_key(): graph for graph in oracle.labelled_connected_graphs(num_nodes)}
-    pairs = list(combinations(range(num_nodes), 2))
-    transitions = 0
-    for graph in classes.values():
-        edges = graph.edge_colours
-        bigger = [oracle.undirected(num_nodes, [*edges, pair]) for pair in pairs if pair not in edges]
-        for key, num_forward in Counter(other.canonical_key() for other in bigger).items():
-            target = classes[key]
-            smaller = [[pair for pair in target.edge_colours if pair != removed] for removed in target.edge_colours]
-            num_backward = sum(oracle.undirected(num_nodes, remaining) == graph for remaining in smaller)
-            assert num_forward * target.num_automorphisms() == num_backward * graph.num_automorphisms()
-            transitions += 1
-    assert transitions == 42
 
 
 def test_hexagon_differs_from_two_triangles():
@@ -209,10 +189,6 @@ def test_coloured_graph_round_trips(num_examples):
 def test_coloured_graph_node_ids_with_gap_raise():
     with pytest.raises(ValueError, match=r"expected node ids 0 \.\. 0, got \[1\]"):
         ColouredGraph.from_dict({"directed": True, "nodes": [{"id": 1, "colour": "a"}], "edges": []})
-
-
-def test_coloured_graph_not_equal_to_other_types():
-    assert ColouredGraph((), {}) != "[true,[],[]]"
 
 
 def test_canonical_hash_version_and_text():

@@ -1,11 +1,8 @@
-"""Resumed trainings: during a sample and a test, with other options, longer; every stage: tests/run/test_stages.py."""
+"""Resumed trainings with other options, and longer ones; every stage: tests/run/test_stages.py."""
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,16 +11,9 @@ from gflownet.evaluation.candidates.language import LanguageSteps, Step, bits_pe
 from gflownet.language.__main__ import main
 from gflownet.language.text import encode, read_text
 from gflownet.rhn.checkpoint import load_language_model
-from gflownet.rhn.network import RecurrentNetwork
-from gflownet.rhn.serving import Sampled, Stream
 from gflownet.rhn.text_codec import BYTES
-from tests.finished_runs import CopiedRun, FinishedRuns
-from tests.language.tiny import assert_equal_runs, differences, last_state, metric_rows, train
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(finished_runs: FinishedRuns) -> Path:
-    return finished_runs("language")
+from tests.finished_runs import CopiedRun
+from tests.language.tiny import differences, last_state, metric_rows, train
 
 
 def during_step(number: int, react: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,48 +26,6 @@ def during_step(number: int, react: Callable[[], None], monkeypatch: pytest.Monk
         return take(self, done)
 
     monkeypatch.setattr(LanguageSteps, "take", taken)
-
-
-def test_signal_ends_a_sample_and_resume_is_exact(
-    uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    numbers: list[int] = []
-
-    class Counted(Stream):
-        def _run(self) -> Iterator[Sampled]:
-            for number, sampled in enumerate(super()._run()):
-                numbers.append(number)
-                if len(numbers) == 9:  # the third token of the second sample
-                    os.kill(os.getpid(), signal.SIGTERM)
-                yield sampled
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gflownet.language.run.Stream", Counted)
-        assert train(tmp_path) == 128 + signal.SIGTERM
-    run = tmp_path / "run"
-    assert f"stopped after step 10; to continue: gflownet language log_dir={run} resume=true" in capsys.readouterr().out
-    assert numbers == [0, 1, 2, 3, 4, 5, 0, 1, 2]
-    assert len(metric_rows(tmp_path / "run")) == 10
-    assert len((tmp_path / "run" / "samples.jsonl").read_bytes().splitlines()) == 1
-    assert train(tmp_path, "resume=true") == 0
-    assert "continuing after step 10" in capsys.readouterr().out
-    assert_equal_runs(tmp_path / "run", uninterrupted)
-
-
-def test_signal_ends_the_test_and_resume_repeats_it(
-    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def load(folder: Path) -> RecurrentNetwork:
-        os.kill(os.getpid(), signal.SIGINT)
-        return load_language_model(folder)
-
-    monkeypatch.setattr("gflownet.language.run.load_language_model", load)
-    assert train(tmp_path) == 128 + signal.SIGINT
-    assert "stopped after step 20; to continue:" in capsys.readouterr().out
-    monkeypatch.undo()
-    assert train(tmp_path, "resume=true") == 0
-    assert re.search(r"bits per byte: test \d", capsys.readouterr().out)
-    assert_equal_runs(tmp_path / "run", uninterrupted)
 
 
 def fail() -> None:

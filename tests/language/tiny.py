@@ -75,11 +75,3 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
             for place in differences(*pair, f"{where}[{number}]")
         ]
     return [] if one == other or where == ".seconds" else [where]
-
-
-def assert_equal_runs(one: Path, other: Path) -> None:
-    """Compare weights, optimiser, generators, metrics, samples and the saved models of two runs."""
-    assert differences(last_state(one), last_state(other)) == []
-    assert metric_rows(one) == metric_rows(other)
-    for name in ("samples.jsonl", "model/model.json", "model/model.safetensors"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name

@@ -122,12 +122,6 @@ def test_auxiliary_metrics_are_logged(finished):
     assert [row["step"] for row in found if "greedy_score_mean" in row] == [2]
 
 
-def test_auxiliary_run_resumes_exactly(finished, tmp_path):
-    assert run(tmp_path / "run", *BOTH, "num_training_steps=2") == 0
-    assert run(tmp_path / "run", *BOTH, "resume=true") == 0
-    assert metric_rows(tmp_path / "run") == metric_rows(finished)
-
-
 @pytest.mark.slow
 def test_auxiliary_run_with_one_worker_is_reproducible(tmp_path):
     for name, transport in (("first", "mp_buffer_size=1000000"), ("second", "pickle_mp_messages=true")):
@@ -220,13 +214,6 @@ def test_invalid_auxiliary_options_raise(tmp_path, capsys, overrides, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_teacher_with_sub_trajectory_balance_and_learned_backward_policy(tmp_path):
-    options = ("algo.method=subtb", "algo.teacher.share=0.5", "num_training_steps=2")
-    assert run(tmp_path / "run", *options, "algo.backward_policy=learned", "algo.symmetry=actions") == 0
-    assert all(row["teacher_loss"] >= 0 for row in metric_rows(tmp_path / "run"))
 
 
 def test_sample_greedy_graphs_of_finished_run(finished):

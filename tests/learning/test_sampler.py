@@ -301,22 +301,6 @@ def visits(env, graph, context, policy, start: int) -> dict[str, tuple[int, floa
     return {names[s]: (int(graph.level[s]), p) for s, p in mass.items()}
 
 
-def test_sample_backward_learned_policy_generator():
-    env = ENVIRONMENTS["directed"]()
-    context, policy = opinionated(env, two_way=True)
-    graph = enumerate_states(env)
-    ends = graph.states[graph.terminal[-8:]]
-    drawn = []
-    for seed, noise in ((1, 0), (1, 5), (2, 0)):
-        torch.manual_seed(noise)
-        generator = torch.Generator().manual_seed(seed)
-        told = unconditional(8)
-        drawn.append(sample_backward(context, ends, conditioning=told, generator=generator, policy=policy))
-    assert bool(drawn[0].states.equals(drawn[1].states).all())
-    assert not bool(drawn[0].states.equals(drawn[2].states).all())
-    assert drawn[0][0].log_reward is None
-
-
 LIMITED = {"operation_graph": lambda: operation_graphs(max_parameters=420), "cells": capped_cells}
 
 

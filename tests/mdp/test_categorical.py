@@ -129,28 +129,10 @@ def test_categorical_masked_logits_have_no_gradient():
                 assert bool(values.grad.isfinite().all())
 
 
-def test_categorical_log_prob_gradient():
-    logits = torch.zeros(3, 1, requires_grad=True)
-    masks = [torch.tensor([[True], [True], [False]])]
-    categorical = GraphActionCategorical([logits], masks, row_graphs=[torch.tensor([0, 0, 0])], num_graphs=1)
-    categorical.log_prob(torch.tensor([[0, 0, 0]])).sum().backward()
-    assert logits.grad is not None
-    assert logits.grad.squeeze(1).tolist() == pytest.approx([0.5, -0.5, 0.0])
-
-
 def test_categorical_graph_without_actions_raises():
     masks = [torch.tensor([[True], [False], [True]])]
     with pytest.raises(ValueError, match="graph 1: expected at least one legal action"):
         GraphActionCategorical([torch.zeros(3, 1)], masks, row_graphs=[torch.tensor([0, 1, 2])], num_graphs=3)
-
-
-def test_categorical_single_legal_action():
-    masks = [torch.tensor([[False, True]])]
-    categorical = GraphActionCategorical(
-        [torch.tensor([[1e4, -1e4]])], masks, row_graphs=[torch.tensor([0])], num_graphs=1
-    )
-    assert categorical.log_prob(torch.tensor([[0, 0, 1]])).tolist() == [0.0]
-    assert categorical.entropy().tolist() == [0.0]
 
 
 @pytest.mark.parametrize(("name", "value"), [("tempered", 0.0), ("tempered", -1.0), ("mixed", 1.5), ("mixed", -0.1)])

@@ -44,33 +44,6 @@ def test_trajectory_negative_and_invalid_indices(batch):
             batch[index]
 
 
-def test_trajectory_batch_cat(batch):
-    joined = TrajectoryBatch.cat([batch, batch, batch])
-    assert len(joined) == 18
-    for i in range(18):
-        ours, theirs = joined[i], batch[i % 6]
-        assert bool(ours.states.equals(theirs.states).all())
-        assert torch.equal(ours.actions.row, theirs.actions.row)
-        assert torch.equal(ours.log_backward, theirs.log_backward)
-        assert (ours.log_symmetry, ours.log_reward) == (theirs.log_symmetry, theirs.log_reward)
-        assert torch.equal(joined.conditioning[i], batch.conditioning[i % 6])
-        assert float(joined.beta[i]) == i % 6
-
-
-@pytest.mark.parametrize("num_parts", [1, 2, 4, 5, 6, 9])
-def test_trajectory_batch_split(batch, num_parts):
-    parts = batch.split(num_parts)
-    assert 1 <= len(parts) <= num_parts
-    assert sum(len(part) for part in parts) == len(batch)
-    whole = [one for part in parts for one in (part[i] for i in range(len(part)))]
-    for ours, i in zip(whole, range(len(batch)), strict=True):
-        assert bool(ours.states.equals(batch[i].states).all())
-        assert torch.equal(ours.actions.row, batch[i].actions.row)
-        assert torch.equal(ours.log_backward, batch[i].log_backward)
-        assert bool(ours.terminal.equals(batch[i].terminal).all())
-        assert ours.log_reward == batch[i].log_reward
-
-
 def test_optional_fields_are_none_until_set(batch):
     bare = dataclasses.replace(batch, optional_log_reward=None)
     assert bare[0].log_reward is None
@@ -86,20 +59,6 @@ def test_missing_optional_field_raises(batch, name):
     bare = dataclasses.replace(batch, optional_log_reward=None)
     with pytest.raises(ValueError, match=rf"^{name}: expected a batch with it .*, got 6 trajectories without"):
         getattr(bare, name)
-
-
-def test_optional_fields_survive_joining_and_splitting(batch):
-    bare = dataclasses.replace(batch, optional_log_reward=None)
-    joined = TrajectoryBatch.cat([bare, bare])
-    assert joined.optional_log_reward is joined.optional_state_log_reward is joined.optional_log_forward is None
-    assert [part.optional_log_reward for part in joined.split(3)] == [None] * 3
-    steps = torch.arange(float(len(batch.actions)))
-    joined = TrajectoryBatch.cat([batch.with_log_forward(steps), batch.with_log_forward(steps + 0.5)])
-    assert torch.equal(joined.log_forward, torch.cat([steps, steps + 0.5]))
-    for start, part in zip((0, 4, 8), joined.split(3), strict=True):
-        mine = (joined.trajectory >= start) & (joined.trajectory < start + 4)
-        assert torch.equal(part.log_forward, joined.log_forward[mine])
-        assert torch.equal(part.log_reward, joined.log_reward[start : start + 4])
 
 
 def test_joining_batches_with_and_without_rewards_raises(batch):

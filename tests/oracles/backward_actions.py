@@ -83,15 +83,6 @@ def class_log_backward(graph: StateGraph) -> Tensor:
     return torch.where(graph.stops, 0.0, log_backward)
 
 
-def policy_log_backward(graph: StateGraph, backward: BackwardActions, score: Scores, *, chunk: int = 512) -> Tensor:
-    """Return log P_B [K] of a backward policy for the backward actions of every state."""
-    values = []
-    for first in range(0, len(graph), chunk):
-        owner, log_prob = score(graph.states[first : first + chunk])
-        values.append(log_prob.detach().double()[owner.argsort(stable=True)])
-    return torch.cat(values)
-
-
 def backward_scores(context: GraphBuildingEnvContext, policy: TwoWayPolicy, encoding: Tensor) -> Scores:
     """Return the `Scores` of backward actions under conditioning `encoding` [C], without gradients.
 

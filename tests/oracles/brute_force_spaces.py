@@ -6,7 +6,7 @@ from itertools import combinations, product
 import networkx as nx
 
 from gflownet.graphs.canonical import ColouredGraph
-from tests.oracles.graphs import automorphisms_by_permutation, isomorphic_by_vf2
+from tests.oracles.graphs import automorphisms_by_vf2, isomorphic_by_vf2
 
 
 def acyclic_graphs(num_nodes: int) -> set[frozenset[tuple[int, int]]]:
@@ -32,5 +32,5 @@ def connected_graphs_with_bonds(
             edges = {pair: f"edge|{label}|0" for pair, label in present.items()}
             graph = ColouredGraph(tuple(f"{colour}|" for colour in nodes), edges, directed=False)
             if not any(isomorphic_by_vf2(graph, other) for other in classes):
-                classes[graph] = automorphisms_by_permutation(graph)
+                classes[graph] = automorphisms_by_vf2(graph)
     return classes

@@ -1,7 +1,7 @@
 """Reference graph algorithms by permutations, networkx and enumeration, and random graphs."""
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise, permutations
+from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 
 import networkx as nx
@@ -32,11 +32,6 @@ def labelled_form(graph: ColouredGraph) -> tuple:
     return graph.directed, tuple(graph.node_colours), tuple(sorted(edges.items()))
 
 
-def automorphisms_by_permutation(graph: ColouredGraph) -> int:
-    form = labelled_form(graph)
-    return sum(labelled_form(relabelled(graph, p)) == form for p in permutations(range(len(graph.node_colours))))
-
-
 def _matcher(first: ColouredGraph, second: ColouredGraph) -> GraphMatcher | DiGraphMatcher:
     matcher = DiGraphMatcher if first.directed else GraphMatcher
     same = nx.algorithms.isomorphism.categorical_node_match("colour", None)
@@ -61,24 +56,6 @@ def from_undirected_networkx(graph: nx.Graph) -> ColouredGraph:
     """Return the graph without attributes, nodes renamed to 0 .. n-1."""
     plain = nx.convert_node_labels_to_integers(graph)
     return undirected(len(plain), [(min(ends), max(ends)) for ends in plain.edges])
-
-
-def labelled_connected_graphs(num_nodes: int) -> Iterator[ColouredGraph]:
-    """Yield every connected undirected graph on the labelled nodes 0 .. n-1."""
-    pairs = list(combinations(range(num_nodes), 2))
-    for subset in range(2 ** len(pairs)):
-        edges = [pair for place, pair in enumerate(pairs) if subset >> place & 1]
-        if _is_connected(num_nodes, edges):
-            yield undirected(num_nodes, edges)
-
-
-def _is_connected(num_nodes: int, edges: Sequence[tuple[int, int]]) -> bool:
-    reached = 1
-    for _ in range(num_nodes):
-        for first, second in edges:
-            if reached >> first & 1 or reached >> second & 1:
-                reached |= 1 << first | 1 << second
-    return reached == 2**num_nodes - 1
 
 
 def random_computation_graph(rng: Random, *, num_hidden: int = 5, num_edges: int = 10) -> ComputationGraph:

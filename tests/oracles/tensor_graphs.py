@@ -5,7 +5,6 @@ rounding as every function is analytic piece by piece; Hessians are central diff
 points are computed at once, along a first axis that no index names.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -172,27 +171,3 @@ def _jacobians(graph: dict, output: int, wrt: int, leaves: Leaves, points: Leave
     actual = np.imag(all_values(graph, leaves, moved)[output]) / _COMPLEX_STEP
     actual = np.moveaxis(actual.reshape(num_points, size, *actual.shape[1:]), 1, -1)
     return actual.reshape((*actual.shape[:-1], *shape))
-
-
-def looped_pair(node: dict, left: Array, right: Array) -> Array:
-    """Compute `_pair` one number at a time."""
-    indices = [node["indexDst"], node["indexSrcL"], node["indexSrcR"]]
-    extents = dict(zip([*indices[1], *indices[2]], [*left.shape, *right.shape], strict=True))
-    result = np.zeros([extents[i] for i in indices[0]])
-    for numbers in itertools.product(*(range(n) for n in extents.values())):
-        at = dict(zip(extents, numbers, strict=True))
-        dst, l, r = (tuple(at[i] for i in array) for array in indices)  # noqa: E741
-        result[dst] += {"+": left[l] + right[r], "-": left[l] - right[r], "*": left[l] * right[r]}[node.get("op", "*")]
-    return result
-
-
-def looped_transform(node: dict, source: Array) -> Array:
-    """Compute `_transform` in signed notation, one number at a time."""
-    new = dict(zip([i for i in node["indexDst"] if i < 0], node.get("newDims", []), strict=True))
-    old = dict(zip(node["indexSrc"], source.shape, strict=True))
-    result = np.zeros([new[i] if i < 0 else old[i] for i in node["indexDst"]])
-    for numbers in itertools.product(*(range(n) for n in [*old.values(), *new.values()])):
-        in_src, in_dst = dict(zip(old, numbers, strict=False)), dict(zip(new, numbers[len(old) :], strict=True))
-        dst = tuple(in_dst[i] if i < 0 else in_src[i] for i in node["indexDst"])
-        result[dst] += node.get("alpha", 1.0) * source[numbers[: len(old)]]
-    return result

@@ -143,15 +143,6 @@ def test_resume_auto_starts_or_continues(path):
     assert start(path, resume="auto") == start(path, resume=True) == first
 
 
-def test_resume_before_first_checkpoint(path):
-    with RunFolder(path, resume="auto", overwrite=False) as folder:
-        folder.write_config(config_with())
-        run = folder.run_id
-    with RunFolder(path, resume=True, overwrite=False) as folder:
-        assert folder.last_checkpoint() is None
-        assert (folder.run_id, folder.resumed) == (run, True)
-
-
 def test_resume_without_checkpoints_raises(path):
     start(path)
     (path / "checkpoints" / "step_00000003.pt").unlink()

@@ -16,8 +16,10 @@ import pytest
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.task import Score
 from gflownet.files import CHECKSUM, json_text
+from gflownet.language import run as language_run
 from gflownet.records.status import Phase, RunState, read_status
 from gflownet.report.results import read_results
+from gflownet.rhn.serving import Stream
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.logging import MetricLogger
 from gflownet.search.sampler import Sampler
@@ -47,7 +49,7 @@ class End:
     """The end of a session of a run in the middle of a stage."""
 
     number: signal.Signals
-    called: tuple[type, str]  # class and name of the method whose call ends the process
+    called: tuple[Any, str]  # class or module, and name of the function whose call ends the process
     moment: int  # number of the call
     has_stage: Callable[[Path], bool]  # whether the ended run has reached the stage
     words: str = ""  # on stdout
@@ -76,6 +78,10 @@ def _num_rows(num: int) -> Callable[[Path], bool]:
     return lambda folder: len(metric_rows(folder)) in (num - 1, num)
 
 
+def _num_samples(folder: Path) -> int:
+    return len((folder / "samples.jsonl").read_bytes().splitlines())
+
+
 def _is_in_final_stage(folder: Path) -> bool:
     status = read_status(folder)
     assert status is not None
@@ -89,7 +95,12 @@ _CONTIGUOUS = ("batches=contiguous", "optimiser=muon", "accumulation=2", "sample
 CASES = {
     "policy": Case(
         _search(*small_run.SMALL, "task=tests.toy_tasks:DrawsFromEveryGenerator", "num_training_steps=4"),
-        ("local_search.num=2", "local_search.num_iterations=2", "algo.sampling_tau=0.9", "validate_every=2"),
+        (  # everything that explores, replays or is trained with the policy
+            *("local_search.num=2", "local_search.num_iterations=1", "algo.sampling_tau=0.9", "validate_every=2"),
+            *("algo.method=subtb", "algo.backward_policy=learned", "algo.sampling_temperature=1.5"),
+            *("algo.teacher.share=0.5", "algo.qgfn.use=true", "replay.priority=rank", "replay.resample=false"),
+            *("replay.evict=worst", "replay.num_updates=2", "replay.capacity=10"),
+        ),
         (
             End(KILL, (Dispatcher, "evaluate"), 4, lambda folder: 0 < len(metric_rows(folder)) < 4),
             End(TERM, WRITE, 2, lambda folder: 1 < len(metric_rows(folder)) < 4),
@@ -109,7 +120,12 @@ CASES = {
     "language": Case(
         _language,
         (),
-        (End(KILL, WRITE, 9, _num_rows(9)), End(TERM, WRITE, 5, lambda folder: len(metric_rows(folder)) > 9)),
+        (
+            End(KILL, WRITE, 9, _num_rows(9)),
+            End(TERM, (Stream, "_run"), 1, lambda folder: (_num_samples(folder), len(metric_rows(folder))) == (1, 10)),
+            End(TERM, WRITE, 5, lambda folder: len(metric_rows(folder)) > 10),
+            End(TERM, (language_run, "load_language_model"), 1, lambda folder: len(metric_rows(folder)) == 20),
+        ),
         _TO_CONTINUE,
     ),
     "contiguous batches": Case(_language, _CONTIGUOUS, (End(TERM, WRITE, 13, _num_rows(13)),), _TO_CONTINUE),

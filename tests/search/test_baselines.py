@@ -81,17 +81,6 @@ def test_neighbours_in_flight_are_not_proposed_again():
     assert len(second) == 5
 
 
-def test_restored_state_continues_the_same_climb():
-    trainer, other, num_calls = build("local_search"), build("local_search"), 23
-    list(proposals(trainer, num_calls))
-    (method, history), (other_method, other_history) = method_of(trainer), method_of(other)
-    other_history.load_state_dict(history.state_dict())
-    other_method.load_state_dict(method.state_dict())
-    states, other_states = method.propose(num_calls + 1, 4), other_method.propose(num_calls + 1, 4)
-    assert bool(cast(GraphStates, states).equals(cast(GraphStates, other_states)).all())
-    assert other_method.state_dict() == method.state_dict()
-
-
 class Sized(FailsOrRefuses):
     """The same settings with sizes, of which large ones are rare."""
 

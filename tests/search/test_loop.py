@@ -73,28 +73,6 @@ def test_method_without_proposals_ends_after_results_in_flight(tmp_path, max_in_
     assert not loop.history.in_flight
 
 
-def test_interrupted_round_is_repeated(tmp_path, monkeypatch):
-    options = ("budget.evaluations=8", "search.batch_size=4")
-    trainer, whole = build("random", *options), build("random", *options)
-    with dispatcher(whole, tmp_path) as evaluator:
-        list(whole.search.steps(evaluator))
-    (folder := tmp_path / "interrupted").mkdir()
-    with dispatcher(trainer, folder) as evaluator:
-        steps = trainer.search.steps(evaluator)
-        next(steps)
-        monkeypatch.setattr(evaluator, "_stopped", lambda: True)
-        with pytest.raises(EvaluationStoppedError):
-            next(steps)
-    resumed = build("random", *options)
-    resumed.run_id = trainer.run_id
-    resumed.search.load_state_dict(trainer.search.state_dict())
-    assert resumed.search.round == 1
-    with dispatcher(resumed, folder) as evaluator:
-        list(resumed.search.steps(evaluator))
-    names = [[proposal.hash for proposal in each.search.history.proposals] for each in (resumed, whole)]
-    assert names[0] == names[1]
-
-
 def test_known_candidates_do_not_hold_back_new_ones(tmp_path):
     """Known ones are finished when they are proposed, and often fill a batch by themselves."""
     options = (TRAINS, "evaluation.executor=inline", "asynchronous.max_in_flight=12", "algo.num_from_policy=2")

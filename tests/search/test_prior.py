@@ -15,6 +15,8 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.store.rows import EvaluationRecord
+from gflownet.records.marker import RunMarker, write_marker
+from gflownet.records.trust import trusting
 from gflownet.report.results import TakenOver
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
@@ -70,13 +72,14 @@ def test_the_first_design_begins_with_the_best_of_each_earlier_search_in_turn(se
     best = prior.best(3, lambda history: torch.tensor(history.measured)[:, None])
     found = [search.history.measured[search.history.position(code) or 0] for code in search.env.identify(best).tolist()]
     assert found == scores.sort().values[[-1, 0, -2]].tolist()
-    [first, _] = prior.summary(search.history, 10)
-    counts = [first[name] for name in ("num_evaluations", "num_in_space", "num_first", "num_shared")]
+    [first, _] = prior.summary(search.history, 10, has_sampler=True)
+    counts = [first[name] for name in ("num_evaluations", "num_in_space", "num_first", "num_design", "num_shared")]
     num = len(search.history)
-    assert counts == [num, num, 10, num]
+    assert counts == [num, num, 10, 10, num]
     assert first["correlation"] == pytest.approx(1)
-    both = f"{num} architectures evaluated by both; rank correlation of both scores 1.00"
-    assert TakenOver(**first).line == f"from a: {num} evaluations; 10 architectures of the first design; {both}"
+    both = f"{num} architectures evaluated by both, with a rank correlation of 1.00"
+    line = f"from a: {num} evaluations; 10 of the first 10 architectures; {both}; the sampler began without its policy"
+    assert TakenOver(**first).line == line
 
 
 def test_objectives_are_taken_by_the_hypervolume_they_add() -> None:
@@ -84,17 +87,65 @@ def test_objectives_are_taken_by_the_hypervolume_they_add() -> None:
     assert best_first(values, 3).tolist() == [2, 3, 1]
 
 
-def test_a_store_is_read_once_and_kept_by_a_checkpoint(search: Search, tmp_path: Path) -> None:
-    folder = tmp_path / "first"
-    folder.mkdir()
-    with EvaluationStore(folder / STORE_NAME, context="another task") as store:
+def filled(location: str, search: Search, *, run: str = "", graph: str = "") -> None:
+    """Write 20 evaluations of a run to a store."""
+    with EvaluationStore(location, context=f"another task {run}") as store:
         rows = rows_of(search, torch.linspace(0, 1, 20))
+        rows = [replace(row, run=run, graph=graph or row.graph) for row in rows]
         store.add([*rows, replace(rows[0], seed=3, score=0.0)])  # a further seed is no evaluation of the search
-    prior = Prior(search.env, lambda: read_prior([str(folder)], search.env, search.task))
-    assert [(each.name, each.num_evaluations) for each in prior.searches] == [("first", 20)]
+
+
+def test_a_prior_is_read_once_and_kept_by_a_checkpoint(search: Search, tmp_path: Path) -> None:
+    filled(str(tmp_path / STORE_NAME), search)
+    weights, read = {"weight": torch.ones(2)}, list[Path]()
+    prior = Prior(
+        search.env,
+        lambda: read_prior([str(tmp_path)] * 2, search.env, search.task, lambda folder: read.append(folder) or weights),
+    )
+    assert [(each.name, each.num_evaluations) for each in prior.searches] == [(tmp_path.name, 20)] * 2
+    assert read == [tmp_path]  # the first that fits
     restored = Prior(search.env, lambda: pytest.fail("read again"))
     restored.load_state_dict(prior.state_dict())
     assert restored.searches[0].history.measured == prior.searches[0].history.measured
+    assert restored.policy == weights
+    old = [{name: value for name, value in each.items() if name != "policy"} for each in prior.state_dict()]
+    restored.load_state_dict(old)
+    assert restored.policy is None
+
+
+def test_a_database_is_read_by_its_url_or_by_the_folder_of_a_run_that_names_it(
+    search: Search, database: str, tmp_path: Path
+) -> None:
+    runs = {name: tmp_path / name for name in ("own", "other")}
+    for number, folder in enumerate(runs.values()):
+        folder.mkdir()
+        write_marker(folder, RunMarker(f"{number:032}", {"evaluation": {"store_url": database}}))
+        filled(database, search, run=f"{number:032}")
+    by_url, by_folder = (read_prior([each], search.env, search.task) for each in (database, str(runs["own"])))
+    assert [(each.name, each.num_evaluations) for each in by_folder] == [("own", 20)]
+    assert (by_url[0].name in ("evaluations.sqlite", "postgres"), by_url[0].num_evaluations) == (True, 40)
+
+
+@pytest.mark.parametrize(
+    ("config", "graph", "message"),
+    [
+        ({}, '{"operation": "foreign_module:Swish"}', "it would import foreign_module:Swish; pass --trust"),
+        ({"evaluation": {"store_url": "postgresql://h/x"}}, "", "it would connect to postgresql://h/x; pass --trust"),
+    ],
+)
+def test_the_folder_of_another_user_imports_and_connects_to_nothing(
+    search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], graph: str, message: str
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    filled(str(folder / STORE_NAME), search, graph=graph)
+    write_marker(folder, RunMarker("0" * 32, config))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another_user"))
+    with pytest.raises(UserError, match=message):
+        read_prior([str(folder)], search.env, search.task)
+    with trusting(is_trusted=True), pytest.raises(UserError) as raised:
+        read_prior([str(folder)], search.env, search.task)
+    assert "--trust" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +18,12 @@ from gflownet.evaluation.execution import restored, run_job
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.task import Cost
 from gflownet.graphs.assignment import Assignment
-from gflownet.mdp.action import GraphActionType
+from gflownet.learning.sampler import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.rhn.cell_network import CellNetwork
 from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
-from gflownet.rhn.network import RecurrentStack, fit_parameters, num_parameters
+from gflownet.rhn.network import RecurrentStack
 from tasks.language import LanguageConfig, LanguageTask
 from tasks.recurrent_stacks import RecurrentStackEnv
 
@@ -109,26 +106,6 @@ def test_config_of_returns_the_chosen_layers(task: LanguageTask) -> None:
 def test_chosen_width_replaces_the_budget() -> None:
     task = make_task("env.recurrent_stack.widths=[8,24]")
     assert stack_config(task, stack(task, **RHN, width="24")).width == 24
-
-
-def cells_without_rhn(max_depth: int) -> Iterator[tuple[str, ...]]:
-    for depth in range(1, max_depth + 1):
-        for rest in itertools.product(("gru", "lstm", "repeat"), repeat=depth - 1):
-            yield from ((first, *rest) for first in ("gru", "lstm"))
-
-
-def test_parameter_budget_is_met_within_one_per_cent() -> None:
-    """Cells of the config; stacks with RHN layers have finer sizes to choose from."""
-    chance, budget = random.Random(0), 59_000
-    stacks = [tuple(map(StackLayer, each)) for each in chance.sample(list(cells_without_rhn(3)), 4)]
-    for depth in (1, 3):
-        rank, ratio = chance.choice((2, 8)), chance.choice((1.0, 4.0))
-        names = ["rhn", *(chance.choice(("rhn", "gru", "lstm", "repeat")) for _ in range(depth - 1))]
-        stacks.append(tuple(StackLayer(cell, rank=rank, ratio=ratio) for cell in names))
-    stacks.append((StackLayer("gru", units=20, residual=False), StackLayer("lstm", units=90)))
-    for layers in stacks:
-        fitted = fit_parameters(StackConfig(layers), budget)
-        assert num_parameters(fitted) == pytest.approx(budget, rel=0.01), [layer.cell for layer in layers]
 
 
 def test_words_name_cells_sizes_and_repetitions(task: LanguageTask) -> None:
@@ -226,14 +203,9 @@ def environment(task: LanguageTask) -> Environment:
 
 
 def walked(task: LanguageTask, num: int) -> list[Any]:
-    env, generator = environment(task), torch.Generator().manual_seed(0)
-    states, candidates = env.initial_states(num), []
-    while len(states):
-        actions = env.forward_masks(states).sample_uniform(generator)
-        stops = actions.kind == GraphActionType.Stop
-        candidates += [env.terminal(states, index) for index in stops.nonzero().flatten().tolist()]
-        states = env.step(states[~stops], actions[~stops])
-    return candidates
+    env = environment(task)
+    states = uniform_states(env, num, generator=torch.Generator().manual_seed(0))
+    return [env.terminal(states, index) for index in range(num)]
 
 
 @pytest.mark.parametrize(

@@ -370,13 +370,19 @@ def test_functional_call_and_stacked_parameters(kind: str, model: nn.Module) -> 
     assert torch.allclose(call(stacked), torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
-def test_copies_keep_hooks(kind: str, model: nn.Module) -> None:
+def test_copies_keep_hooks_and_share_nothing(kind: str, model: nn.Module) -> None:
     for owner, leaf in linear_layers(model):
         getattr(owner, leaf).register_forward_hook(_doubled)
     expected = outputs_of(model)
-    assert torch.equal(outputs_of(copy.deepcopy(model)), expected)
+    copies = [copy.deepcopy(model)]
     if kind != "source":  # of a class without a module
-        assert torch.equal(outputs_of(pickle.loads(pickle.dumps(model))), expected)
+        copies.append(pickle.loads(pickle.dumps(model)))
+    for each in copies:
+        assert torch.equal(outputs_of(each), expected)
+        for parameter in each.parameters():
+            parameter.data.add_(1)
+        assert not torch.equal(outputs_of(each), expected)
+    assert torch.equal(outputs_of(model), expected)
 
 
 def _doubled(_module: nn.Module, _inputs: object, outputs: Tensor) -> Tensor:

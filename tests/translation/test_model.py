@@ -1,7 +1,6 @@
 """TranslatedModel: errors, state, first values, copying, and the tools of PyTorch that must work on it."""
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -205,41 +204,6 @@ def test_state_moves_with_the_model():
     model(inputs(3, 4))
     model.double()
     assert model(inputs(3, 4).double()).dtype == torch.float64
-
-
-@pytest.mark.parametrize("data", [mixed(), recurrent()], ids=["mixed", "recurrent"])
-@pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_compute_the_same_and_share_nothing(data, twin):
-    model = build(data)
-    x = inputs(3, model.plan.input_size)
-    model(x)
-    other = twin(model)
-    assert torch.equal(model(x), other(x))
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(1)
-    assert not torch.equal(model(x), other(x))
-    assert isinstance(other, TranslatedModel)
-    assert list(other.state_dict()) == list(model.state_dict())
-
-
-@pytest.mark.parametrize("data", [mixed(), recurrent()], ids=["mixed", "recurrent"])
-def test_functional_call_and_grad(data):
-    model = build(data)
-    x = inputs(3, model.plan.input_size)
-    parameters = {name: parameter.detach() + 0.1 for name, parameter in model.named_parameters()}
-
-    def loss(parameters):
-        return torch.func.functional_call(model, parameters, (x, True)).square().sum()
-
-    gradients = torch.func.grad(loss)(parameters)
-    model.state_manager.reset()  # the kept state belongs to the transform that is over
-    other = copy.deepcopy(model)
-    other.load_state_dict(parameters)
-    other(x, reset_states=True).square().sum().backward()
-    for name, parameter in other.named_parameters():
-        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        assert torch.allclose(gradients[name], expected, atol=1e-5), name
 
 
 def test_the_base_class_is_not_a_model():

@@ -256,11 +256,3 @@ def test_subgraph_starts_with_its_own_weights_and_biases():
     exec(to_source(graph), namespace)
     for model in (to_pytorch_model(graph), namespace["Model"]()):
         assert torch.allclose(model(x), expected, atol=1e-6)
-
-
-def test_modules_by_name_pickle():
-    operation = {"name": "torch.nn:Linear", "out_features": 2}
-    nodes = [image_input(3), {"id": 1, "node_type": "output", "operation": operation}]
-    model = to_pytorch_model(graph_of(nodes, [(0, 1)]))
-    x = torch.randn(4, 3)
-    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))

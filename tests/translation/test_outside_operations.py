@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gflownet import train
 from gflownet.graphs import ComputationGraph, to_svg
 from gflownet.translation import DirectTraining, is_direct, load, summary, to_pytorch_model, to_source
 from gflownet.translation.export import export_program
@@ -260,19 +259,3 @@ def test_attributes_of_an_outside_aggregation_are_checked(module):
     assert (
         problem.message == f"node 2: expected {module}:PowerMean parameters out of post_projection, power, got 'top_k'"
     )
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("env.activations=[{module}:Flat]", "forward(z [2, 3]): expected a tensor [2, 3]"),
-        ("env.activations=[rellu]", "did you mean relu?"),
-        ("env.aggregations=[{module}:NotOne]", "expected a subclass of Aggregation"),
-        ("env.output_aggregation=no_such_module:Sum", "expected an importable module, got 'no_such_module'"),
-    ],
-)
-def test_misuse_ends_a_run_before_it_starts(module, tmp_path, capsys, option, message):
-    assert train.main(["task=digits", option.format(module=module), f"log_dir={tmp_path / 'run'}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert not (tmp_path / "run").exists()

@@ -49,24 +49,6 @@ def steps_of(model: nn.Module, inputs: list[Tensor]) -> Tensor:
     return torch.stack([model(*(x[:, t] for x in inputs), reset_states=t == 0) for t in range(NUM_STEPS)], 1)
 
 
-def test_recurrent_edge_equals_the_cell_by_hand():
-    torch.manual_seed(0)
-    model = to_pytorch_model(convolutional_cell())
-    assert [(slot.kind, slot.node_id, slot.shape) for slot in model.plan.slots] == [("output", 3, (4, 6, 5))]
-    x = torch.randn(2, NUM_STEPS, 3, 6, 5)
-    state, outputs = torch.zeros(2, 4, 6, 5), []
-    for moment in x.unbind(1):
-        state = torch.tanh(model.conv2d_1(moment) + model.conv2d_2(state))
-        outputs.append(model.head_4(state.mean(dim=(2, 3))))
-    expected = torch.stack(outputs, 1)
-    assert torch.allclose(model.forward_sequence(x), expected, atol=1e-6)
-    assert torch.allclose(steps_of(model, [x]), expected, atol=1e-6)
-    weight = model.conv2d_2.weight
-    gradient = torch.autograd.grad(expected.square().sum(), weight)[0]
-    got = torch.autograd.grad(model.forward_sequence(x).square().sum(), weight)[0]
-    assert torch.allclose(got, gradient, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["lstm", "gru", "rhn"])
 def test_carried_state_equals_one_long_sequence(name):
     torch.manual_seed(0)
@@ -83,19 +65,6 @@ def test_carried_state_equals_one_long_sequence(name):
     assert torch.allclose(steps_of(short, [x]), expected, atol=1e-6)
     cost = graph_cost(recurrent_layer(name, 2, carry=True))
     assert cost.num_parameters == sum(each.numel() for each in short.parameters())
-
-
-def test_lstm_equals_torch_over_calls():
-    torch.manual_seed(0)
-    model, layer = to_pytorch_model(recurrent_layer("lstm", 2, carry=True)), nn.LSTM(4, 4, batch_first=True)
-    layer.load_state_dict({name.partition(".")[2]: value for name, value in model.state_dict().items()})
-    first, second = torch.randn(2, 3, 2, 4)
-    y, state = layer(first)
-    assert torch.allclose(model(first), y, atol=1e-6)
-    assert torch.allclose(model(second), layer(second, state)[0], atol=1e-6)
-    with pytest.raises(ValueError, match="expected a batch of 3, as in the state of the previous call, got 2"):
-        model(first[:2])
-    assert torch.allclose(model(first, reset_states=True), y, atol=1e-6)
 
 
 def test_repetitions_of_a_subgraph_have_states_of_their_own():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gflownet.workers import Endpoint, WorkerInfo, get_worker_device, get_worker_info, get_worker_rng
-from tests.workers.messages import TwoArgumentError, cases
+from tests.workers.messages import TwoArgumentError
 
 
 class Desk:
@@ -54,11 +54,6 @@ def sample(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Note]:
             rows = torch.cos(policy(rows))
         yield Note(info.id, turn, os.getpid(), rows)
         turn += 1
-
-
-def every_case(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
-    while True:
-        yield from cases().items()
 
 
 def buffers_held_open() -> int:

@@ -26,7 +26,7 @@ from gflownet.workers.proxy import RemoteTraceback
 from gflownet.workers.transport import Transport
 from tests.test_trainer import wait_until
 from tests.workers import producers
-from tests.workers.messages import TRANSPORTS, assert_same, cases
+from tests.workers.messages import TRANSPORTS
 from tests.workers.pools import SOON_S, next_of, workers
 from tests.workers.producers import Desk
 
@@ -41,17 +41,6 @@ def test_worker_pool_returns_messages_in_worker_order(transport):
         notes = next_of(pool, 7)
     assert [(note.worker, note.turn) for note in notes] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2)]
     assert len({note.pid for note in notes} | {os.getpid()}) == 4
-
-
-def test_worker_message_round_trip(transport):
-    with workers(transport, producers.every_case) as pool:
-        for name, message in cases().items():
-            assert_same(next_case(pool, name), message, name)
-
-
-def next_case(pool: Any, expected_name: str) -> Any:
-    name, message = pool.next()
-    return message if name == expected_name else next_case(pool, expected_name)
 
 
 def test_worker_prefetches_one_message(desk):

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from gflownet.workers import ProxyServer, Served, get_worker_device, set_main_process_device
+from gflownet.workers import ProxyServer, Served
 from gflownet.workers.packing import MessageError
 from gflownet.workers.proxy import Failure, RemoteTraceback
 from tests.workers.messages import TwoArgumentError, Unreadable, assert_same, built_batch
@@ -105,13 +105,6 @@ def test_proxy_unsendable_message_raises_with_path(endpoint):
     with pytest.raises(MessageError, match="expected a readable message, got ValueError"):
         policy.keep(Unreadable())
     assert policy(torch.ones(1)).tolist() == [2.0]
-
-
-def test_get_worker_device_in_main_process():
-    assert get_worker_device() == torch.device("cpu")
-    set_main_process_device(torch.device("meta"))
-    assert get_worker_device() == torch.device("meta")
-    set_main_process_device(torch.device("cpu"))
 
 
 class UnpicklableError(Exception):

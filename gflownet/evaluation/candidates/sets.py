@@ -18,7 +18,7 @@ from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.rows import EvaluationRecord, Identity
 
-WEIGHTS_NAME = "weights"  # folder of a run
+WEIGHTS_NAME, PARENTS_NAME = "weights", "parents"  # folders of a run
 FIGURES = ("accuracy", "log_loss", "calibration_error", "r2", "mse")  # those of classes, then those of numbers
 NUM_BINS = 15  # of the calibration error (Guo et al. 2017)
 _SMALLEST = 1e-12  # probability in a log loss
@@ -64,7 +64,7 @@ class WeightFolder:
 
     def path(self, training: EvaluationRecord | Identity) -> Path:
         """Return the file of a training."""
-        name = f"{sha256(training.key.encode()).hexdigest()[:16]}-{training.seed}-{training.fidelity}"
+        name = f"{_digest(training.key)}-{training.seed}-{training.fidelity}"
         return self._folder / f"{name}.safetensors"
 
     def read(self, training: EvaluationRecord | Identity) -> dict[str, Tensor] | None:
@@ -93,6 +93,46 @@ class WeightFolder:
         if worst is not None:
             del best[worst]
         return worst
+
+
+class ParentWeights:
+    """Weights of networks that others may inherit, as safetensors; none is lost that the last checkpoint needs."""
+
+    def __init__(self, folder: Path, *, write: Callable[[Path, bytes], None]) -> None:
+        """Keep the folder; `write` writes a file, whole or not at all."""
+        self._folder, self._write = folder, write
+        self._unused, self._removable = list[str](), list[str]()  # keys, since the last checkpoint and before it
+
+    def keeps(self, seed: int) -> bool:
+        """Return whether weights of trainings with this seed are wanted: of the search."""
+        return seed == 0
+
+    def add(self, record: EvaluationRecord, weights: bytes) -> None:
+        """Write the weights of a training of the search."""
+        if record.status is EvaluationStatus.OK and self.keeps(record.seed):
+            self.write(record.key, weights)
+
+    def write(self, key: str, weights: bytes) -> None:
+        """Write the weights of a network."""
+        self._write(self.path(key), weights)
+
+    def path(self, key: str) -> Path:
+        """Return the file of a network."""
+        return self._folder / f"{_digest(key)}.safetensors"
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Remove the weights of networks after the next checkpoint but one."""
+        self._unused += keys
+
+    def checkpoint(self) -> None:
+        """Remove what the checkpoint before this one does not need."""
+        for key in self._removable:
+            self.path(key).unlink(missing_ok=True)
+        self._removable, self._unused = self._unused, []
+
+
+def _digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()[:16]
 
 
 def predicted(outputs: Tensor, targets: Tensor) -> Tensor:

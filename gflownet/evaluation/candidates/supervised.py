@@ -63,15 +63,15 @@ class SupervisedTask(TensorTask):
     def _continued_group(self, starts: Sequence[Start], length: Length) -> list[ModelTraining | Exception]:
         """Return one outcome per candidate; direct models that have done the same epochs are trained at once."""
         outcomes = [self._prepared(start, length) for start in starts]
-        together: dict[int, list[int]] = {}  # positions by epochs done
+        together: dict[tuple[int, Length], list[int]] = {}  # positions by epochs done and asked
         for position, training in enumerate(outcomes):
             if not isinstance(training, Exception) and self._is_grouped(training.model):
-                together.setdefault(training.num_epochs, []).append(position)
-        for positions in together.values():
+                together.setdefault((training.num_epochs, training.length or length), []).append(position)
+        for (_, asked), positions in together.items():
             trainings = [training for p in positions if not isinstance(training := outcomes[p], Exception)]
             try:
                 data = cast(Split, self.train)
-                errors = continue_trainings(trainings, data, length, config=self._evaluation, validation=self.measure)
+                errors = continue_trainings(trainings, data, asked, config=self._evaluation, validation=self.measure)
             except Exception as error:
                 # Retry one by one: only the faulty candidate fails; the others get the same result as in a group.
                 for position in positions:

@@ -36,6 +36,15 @@ class CandidateDivergedError(DivergedError):
     """The training loss is too large or not finite."""
 
 
+@dataclass(frozen=True)
+class Length:
+    """Epochs of a training."""
+
+    num_epochs: int  # after which to stop
+    schedule: int  # of the whole training, for the learning rate
+    measure_after: int = 0  # after which the validation metric is measured first
+
+
 @dataclass(eq=False)
 class ModelTraining:
     """A model and the state of its training, to train on from."""
@@ -48,6 +57,8 @@ class ModelTraining:
     optimisation: dict[str, Any] | None = None  # state of the optimiser; None before the first step
     # Of the global generators, which dropout and random augmentation use.
     global_states: Mapping[str, Any] | None = None
+    inherited: float = 0.0  # share of the weights with which it began that are of another network
+    length: Length | None = None  # of an inherited training; None: as asked
 
     def state_dict(self) -> dict[str, Any]:
         """Return tensors and plain containers from which the training continues."""
@@ -69,15 +80,6 @@ class ModelTraining:
         self.num_epochs, self.train_loss = state["num_epochs"], state["train_loss"]
         self.values = list(state["values"])
         self.optimisation, self.global_states = state["optimisation"], state["global_states"]
-
-
-@dataclass(frozen=True)
-class Length:
-    """Epochs of a training."""
-
-    num_epochs: int  # after which to stop
-    schedule: int  # of the whole training, for the learning rate
-    measure_after: int = 0  # after which the validation metric is measured first
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ _NEUTRAL = (
     "gflownet.evaluation.task",
 )
 # Options under `env` that do not change the score of a graph.
-_NO_SCORE = {"name", "options", "choices"}
+_NO_SCORE = {"name", "options", "choices", "start"}
 _BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _log = logging.getLogger(__name__)
 

@@ -245,8 +245,13 @@ def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Stateme
         yield compared
     yield Statement("Sampler", [_sampler_words(run, contents.get("certificate"))], "certificate")
     yield _next(run)
-    taken_over = run.results.search.taken_over if run.results.search else ()
-    yield Statement("Searched", [searched_words(run), *(f"Taken over {each.line}." for each in taken_over)])
+    search = run.results.search
+    begun = (
+        [*[f"Started {search.start}."] * bool(search.start), *(f"Taken over {x.line}." for x in search.taken_over)]
+        if search
+        else []
+    )
+    yield Statement("Searched", [searched_words(run), *begun])
     if (effects := contents.get("effects")) is not None and effects.sentence:
         yield Statement("What matters", [effects.sentence], "effects")
     if (failures := contents.get("failures")) is not None and failures.num_failed:

@@ -119,29 +119,6 @@ def test_models_route_lists_the_model(client: clients.openai.OpenAI, server: Loc
     assert caught.value.code == "model_not_found"
 
 
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"prompt": [256]}, "prompt"),
-        ({"prompt": "a" * (MAX_PROMPT + 1)}, "prompt"),
-        ({"prompt": ["a"] * 300}, "prompt"),
-        ({"max_tokens": 20_000}, "max_tokens"),
-        ({"n": 100, "prompt": ["a"] * 3}, "prompt"),
-        ({"extra_body": {"min_tokens": 17}}, "min_tokens"),
-        ({"extra_body": {"stop_token_ids": [256]}}, "stop_token_ids"),
-        ({"extra_body": {"best_of": 2}}, "best_of"),
-        ({"logit_bias": {"256": 1}}, "logit_bias"),
-        ({"extra_body": {"top_k": -2}}, "top_k"),
-    ],
-)
-def test_invalid_parameter_gives_400_with_its_name(
-    asked: dict[str, Any], param: str, client: clients.openai.OpenAI
-) -> None:
-    with pytest.raises(clients.openai.BadRequestError) as caught:
-        client.completions.create(**{"model": "tiny", "prompt": "a", **asked})
-    assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
-
-
 def test_two_lengths_get_400(server: LocalServer) -> None:
     """Content-Length with Transfer-Encoding, which a proxy in front may read another way."""
     lines = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Length: 5", "Transfer-Encoding: chunked")
