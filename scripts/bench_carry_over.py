@@ -10,7 +10,7 @@ signals, images: accuracy and parameters of problems of bench_real.py. A search 
 evaluations, precedes one of its signals rotated by half of their length (of digits of 6 x 6): 25 evaluations that start
 from it and 67 that start from nothing. Hypervolume, paired by seed; on new seeds: each network of the front is trained
 once more and measured on test data, which no search has seen.
-inherit: only by name, with evaluation.inherit: test score of the returned model and epochs, with it and without.
+inherit: searches with and without evaluation.inherit: test score of the returned model on new seeds, and epochs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ TODAY = {
 }
 # Problems of bench_real.py with one score (images: at most 1,000 parameters), and more options.
 INHERITED = {"images": ("evaluation.num_epochs=7",), "mnist1d": ()}
-CASES, QUICK_CASES = ("nb201", *TODAY), ("nb201", "images")
+CASES, QUICK_CASES = ("nb201", *TODAY, "inherit"), ("nb201", "images", "inherit")
 _SPLIT_SEED, _SIZE, _BEFORE = 0, 6, 100
 
 
