@@ -12,9 +12,11 @@ from __future__ import annotations
 import gc
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from time import process_time
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -43,13 +45,18 @@ def sample_architectures(num: int, name: str = "digits", *overrides: str) -> tup
         config = load_config(name, [f"log_dir={folder}", "wandb.mode=disabled", *overrides])
         trainer = GFNTrainer(config)
     assert isinstance(trainer.task, TensorTask)
-    generator = torch.Generator().manual_seed(config.seed)
-    conditioning = trainer.task.sample_conditioning(num, generator=generator)
-    batch = sample_forward(
-        trainer.context, trainer.policy, conditioning=conditioning, generator=generator, random_action_prob=1.0
-    )
-    graphs = [trainer.env.terminal(batch.terminal, position) for position in range(num)]
+    graphs = next(batches(trainer, seed=config.seed, size=num))
     return trainer.task, [graph for graph in graphs if isinstance(graph, ComputationGraph)]
+
+
+def batches(trainer: GFNTrainer, *, seed: int, size: int) -> Iterator[list[Any]]:
+    """Yield batches of architectures drawn by uniformly random actions."""
+    generator, of_actions = torch.Generator().manual_seed(seed), (trainer.context, trainer.policy)
+    while True:
+        conditioning = trainer.task.sample_conditioning(size, generator=generator)
+        options = {"conditioning": conditioning, "generator": generator, "random_action_prob": 1.0}
+        terminal = sample_forward(*of_actions, **options).terminal
+        yield [trainer.env.terminal(terminal, position) for position in range(size)]
 
 
 def evaluate(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -30,9 +29,9 @@ from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.halving import HalvingEvaluator, build_halving
 from gflownet.evaluation.store.evaluations import EvaluationStore
-from gflownet.learning.sampler import sample_forward
 from gflownet.run.trainer import GFNTrainer
 from scripts.bench import Row, at_least, figure, finish, parse_arguments
+from scripts.bench_candidates import batches
 
 NUM_SEEDS, NUM_SEEDS_QUICK = 5, 1
 GOAL = 2.0
@@ -100,17 +99,6 @@ class Side:
         start = process_time()
         self.evaluator.evaluate(graphs, step=step)
         self.seconds += process_time() - start
-
-
-def batches(trainer: GFNTrainer, *, seed: int, size: int) -> Iterator[list[Any]]:
-    """Yield batches of uniformly sampled architectures."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        conditioning = trainer.task.sample_conditioning(size, generator=generator)
-        sampled = sample_forward(
-            trainer.context, trainer.policy, conditioning=conditioning, generator=generator, random_action_prob=1.0
-        )
-        yield [trainer.env.terminal(sampled.terminal, position) for position in range(size)]
 
 
 def compare(search: Search, folder: Path, *, seed: int, seconds: float) -> dict[str, Result]:

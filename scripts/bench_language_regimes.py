@@ -41,6 +41,7 @@ from scripts.language_models import Form, Results, Trials, narrow_state, rhn, st
 IGNORED = -100  # target of a position that is not scored, as in torch's cross_entropy
 _MAX_GRADIENT_NORM = 1.0
 _TEST_ROWS = 256
+_RATE = 0.01
 
 # Arguments: rows, length of the sequences, generator. Returns tokens and targets [R, T].
 Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
@@ -136,15 +137,13 @@ class Plan:
     num_parameters: int = 97_000
     num_steps: int = 300
     num_bytes: int = 65_536
-    rates: tuple[float, ...] = (0.01,)
     seeds: tuple[int, ...] = (1, 2)
     task_parameters: int = 30_000
     task_steps: int = 400
-    task_rates: tuple[float, ...] = (0.01,)
     task_rows: int = 32
 
 
-QUICK = Plan(10_000, 3, 512, (0.01,), (1, 2), 5_000, 3, (0.01,), 4)
+QUICK = Plan(10_000, 3, 512, (1, 2), 5_000, 3, 4)
 
 
 def state_rows(plan: Plan, results: Results) -> list[Row]:
@@ -161,24 +160,21 @@ def state_rows(plan: Plan, results: Results) -> list[Row]:
     trials = Trials("steps", text, LanguageTraining(plan.num_steps, None, 16, 64), plan.num_bytes, results)
     rows = []
     for name, form in forms.items():
-        by_rate = {rate: trials.train(form, rate, 0).validation for rate in plan.rates}
-        rate = min(by_rate, key=lambda rate: by_rate[rate])
-        reported = [trials.train(form, rate, seed, is_reported=True) for seed in plan.seeds]
+        reported = [trials.train(form, _RATE, seed, is_reported=True) for seed in plan.seeds]
         bits = [trial.test for trial in reported if trial.test is not None]
         seconds = statistics.mean(trial.seconds for trial in reported)
         unit = f"test bits per byte +- {statistics.stdev(bits):.3f}, {seconds:.1f} CPU s"
-        rows.append(figure(f"state, {name} ({form.name}, rate {rate:g})", statistics.mean(bits), unit))
+        rows.append(figure(f"state, {name} ({form.name}, rate {_RATE:g})", statistics.mean(bits), unit))
     return rows
 
 
 def task_rows(plan: Plan, task: Task, results: Results) -> list[Row]:
-    """Return the accuracies of a synthetic task at the best rate of each form."""
+    """Return the accuracies of each form at a synthetic task."""
     rows = []
     for form in task_forms(plan.task_parameters, task.vocabulary_size):
-        outcomes = [_outcome(plan, task, form, rate, results) for rate in plan.task_rates]
-        best = max(outcomes, key=lambda outcome: outcome.accuracy[task.length])
-        for length, accuracy in best.accuracy.items():
-            unit = f"accuracy, {best.seconds:.1f} CPU s"
+        outcome = _outcome(plan, task, form, results)
+        for length, accuracy in outcome.accuracy.items():
+            unit = f"accuracy, {outcome.seconds:.1f} CPU s"
             rows.append(figure(f"{task.name}, {length} tokens, {form.name}", accuracy, unit))
     return rows
 
@@ -195,12 +191,12 @@ def task_forms(num_parameters: int, vocabulary_size: int) -> Sequence[Form]:
     ]
 
 
-def _outcome(plan: Plan, task: Task, form: Form, rate: float, results: Results) -> Outcome:
-    key = [task.name, form.name, plan.task_steps, rate]
+def _outcome(plan: Plan, task: Task, form: Form, results: Results) -> Outcome:
+    key = [task.name, form.name, plan.task_steps, _RATE]
     saved = results.get(key)
     if saved is None:
         torch.manual_seed(1)
-        options = LanguageTraining(plan.task_steps, None, plan.task_rows, task.length, rate)
+        options = LanguageTraining(plan.task_steps, None, plan.task_rows, task.length, _RATE)
         saved = asdict(train(form.make(), task, options=options, seed=1))
         results.add(key, saved)
         print(f"{key}: {saved}", flush=True)

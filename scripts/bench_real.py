@@ -217,11 +217,15 @@ class Result:
     scores: list[float]  # of the trainings of the search, in order
     num_trainings: int
     cpu_seconds: float
+    num_epochs: float = 0.0  # of all trainings, where they have epochs
 
 
-def result_of(problem: str, side: str, seed: int, num_trainings: int, *, is_front: bool) -> Result:
-    """Let one side search."""
+def result_of(
+    problem: str, side: str, seed: int, num_trainings: int, *, is_front: bool, options: Sequence[str] = ()
+) -> Result:
+    """Let one side search, with some more options."""
     config, overrides = problem_of(problem, seed, is_front=is_front)
+    overrides += options
     start = process_time()
     with tempfile.TemporaryDirectory() as folder:
         overrides.append(f"log_dir={folder}/run")
@@ -243,10 +247,11 @@ def result_of(problem: str, side: str, seed: int, num_trainings: int, *, is_fron
             graphs = [components.env.terminal_type.from_dict(graph) for graph in found]
         seconds = process_time() - start
         if is_front:
-            fresh = [_volume(components, graphs, rows)]
+            fresh = [front_volume(components, graphs, rows)]
         else:
             fresh = [tested(row) for row in trained(components, graphs[:1], NUM_FRESH)]
-    return Result(fresh, [row.score for row in rows if not row.seed], len(rows), seconds)
+    num_epochs = sum(row.metrics.get("epochs", components.task.max_fidelity) for row in rows)
+    return Result(fresh, [row.score for row in rows if not row.seed], len(rows), seconds, num_epochs)
 
 
 def construct(env: Environment, choose: Callable[[str, int], int]) -> GraphStates:
@@ -300,7 +305,7 @@ def _optuna(components: GFNTrainer, num_trainings: int, seed: int) -> tuple[list
     return [candidates[number] for number in order], [rows[number] for number in order]
 
 
-def _volume(components: GFNTrainer, graphs: Sequence[Any], rows: Sequence[EvaluationRecord]) -> float:
+def front_volume(components: GFNTrainer, graphs: Sequence[Any], rows: Sequence[EvaluationRecord]) -> float:
     """Return the hypervolume of the front of some trainings, each of its networks trained again and tested."""
     task = components.task
     is_on_front = non_dominated(np.array([utilities_of(row, task=task) for row in rows]))
@@ -333,11 +338,8 @@ def rows_of(
         num_most = max(each.num_trainings for each in results[side])
         yield figure(f"{problem}: {side}, trainings", num_most)
     for other in (side for side in means if side != SEARCHED and SEARCHED in means):
-        low, high = interval_of([a - b for a, b in zip(means[SEARCHED], means[other], strict=True)])
-        bound, gain = low if is_front else (low + high) / 2, (low + high) / 2
         goal = "" if other == LONGER or not has_goals else "interval > 0" if is_front else ">= 0"
-        holds = not goal or (bound > 0 if is_front else bound >= 0)
-        yield Row(f"{problem}: above {other} [{low:+.4f}, {high:+.4f}]", gain, "", goal, holds)
+        yield gain_row(f"{problem}: above {other}", means[SEARCHED], means[other], goal)
 
 
 def reference_rows(problem: str) -> Iterator[Row]:
@@ -367,6 +369,14 @@ def interval_of(values: Sequence[float]) -> tuple[float, float]:
     """Return the interval of 95 % of a mean."""
     half = student.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return float(mean(values) - half), float(mean(values) + half)
+
+
+def gain_row(name: str, values: Sequence[float], others: Sequence[float], goal: str) -> Row:
+    """Return the mean of paired differences and its interval; goal: empty or as in `holds`."""
+    low, high = interval_of([a - b for a, b in zip(values, others, strict=True)])
+    gain = (low + high) / 2
+    holds = {"": True, ">= 0": gain >= 0, "interval > 0": low > 0, "interval not below 0": high >= 0}
+    return Row(f"{name} [{low:+.4f}, {high:+.4f}]", gain, "", goal, holds[goal])
 
 
 def _job(path: Path, problem: str, side: str, seed: int, num_trainings: int, is_front: bool) -> None:

@@ -36,7 +36,7 @@ from gflownet.run.sampling import RestoredPolicy, restore
 from gflownet.search.proposals import distinct, mutations, unknown_mask
 from gflownet.train import main as train
 from scripts.bench import Row, at_least, at_most, cpu_seconds, figure, finish, parse_arguments
-from scripts.bench_real import FRESH_REPEAT, interval_of, tested, trained
+from scripts.bench_real import FRESH_REPEAT, gain_row, tested, trained
 
 NUM_TRAININGS, NUM_SEEDS, QUICK_TRAININGS = 100, 5, 12
 NUM_BEST, NUM_SAMPLES, NUM_MUTATIONS, NUM_PARENTS = 12, 256, 200, 10
@@ -136,10 +136,8 @@ def rows_of(problem: str, results: Sequence[Mapping[str, Any]], *, has_goals: bo
         gains += gain
         goal = -mean(errors) if has_goals else None
         yield at_least(f"{problem}, at most {cap}: sampler - mutations", mean(gain), "", goal)
-        low, high = interval_of([one - other for one, other in zip(means[SAMPLER], means[RANDOM], strict=True)])
-        name = f"{problem}, at most {cap}: sampler - random [{low:+.4f}, {high:+.4f}]"
-        goal_words, holds = ("interval > 0", low > 0) if has_goals else ("", True)
-        yield Row(name, (low + high) / 2, "", goal_words, holds)
+        label = f"{problem}, at most {cap}: sampler - random"
+        yield gain_row(label, means[SAMPLER], means[RANDOM], "interval > 0" if has_goals else "")
     yield at_least(f"{problem}: sampler - mutations, mean of the caps", mean(gains), "", 0.0 if has_goals else None)
     for name in results[0]["seconds"]:
         goal = MOST_SECONDS.get(name) if has_goals else None

@@ -33,10 +33,10 @@ from gflownet.report.page import read_run
 from gflownet.run.trainer import GFNTrainer
 from gflownet.terminal.console import make_console
 from gflownet.terminal.interrupts import stop_signals
-from scripts.bench import Row, at_least, at_most, figure, finish, skip
+from scripts.bench import ROOT, Row, at_least, at_most, figure, finish, parse_arguments, skip
 from scripts.surrogate_ranks import NUM_SEEDS, rank_rows
 
-_ROOT = Path(__file__).resolve().parent.parent
+SEARCHED, _OUT = "surrogate_gflownet", Path("logs", "bench_search")
 METHODS = "random,evolution,local_search,surrogate,surrogate_gflownet"
 QUICK_SEEDS, QUICK_BUDGET, QUICK_METHODS = 2, 20, "random,surrogate"
 # Goals apply to the full number of seeds and evaluations.
@@ -160,24 +160,17 @@ class Section:
 def sections(tables: Path) -> list[Section]:
     """Return all sections."""
     nb201, macro = tables / "nb201.csv.gz", tables / "nb_macro.csv.gz"
-    recorded = _ROOT / "tests" / "data" / "recorded_digits.csv.gz"
+    recorded = ROOT / "tests" / "data" / "recorded_digits.csv.gz"
     result = []
     for each in DATA_SETS:
         test = f"task_options.test_column={each.name}_test200"
         columns = (f"task_options.column={each.name}_val12", test)
+        after_12 = (f"task_options.column={each.name}_test12", test)
         long = "random,local_search,surrogate,surrogate_gflownet"
         result += [
             Section(f"nb201_{each.name}", "cells", nb201, columns, 200, 50, partial(_nb201_rows, each)),
             Section(f"nb201_long_{each.name}", "cells", nb201, columns, 1_000, 50, partial(_long_rows, each), long),
-            Section(
-                f"opgfn_{each.name}",
-                "cells",
-                nb201,
-                (f"task_options.column={each.name}_test12", test),
-                250,
-                50,
-                _opgfn_rows,
-            ),
+            Section(f"opgfn_{each.name}", "cells", nb201, after_12, 250, 50, _opgfn_rows),
         ]
     names = ("env.cells.name=nb_macro", "task_options.column=acc_mean", "task_options.test_column=acc_mean")
     real = ("final.top=10", "final.num_random=0")
@@ -301,25 +294,20 @@ def run(section: Section, arguments: argparse.Namespace) -> list[Row] | None:
     return [replace(row, name=f"{section.name}: {row.name}") for row in rows]
 
 
-def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the values of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--only", default="", metavar="SECTION,...", help="sections, or the first words of their names")
-    add("--seeds", type=int, metavar="S", help="seeds of each method (default: those of the section)")
-    add("--methods", default="", metavar="A,B", help="methods (default: those of the section)")
-    add("--searched", default="surrogate_gflownet", metavar="METHOD", help="the method with the goals")
-    add("--tables", type=Path, metavar="FOLDER", help="folder of the benchmark tables")
-    add("--out", type=Path, default=Path("logs", "bench_search"), metavar="FOLDER", help="folder of all runs")
-    add("--quick", action="store_true", help="a smaller run of less than 60 CPU seconds")
-    add("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
-    return parser.parse_args(words)
-
-
 def main() -> int:
     """Run the sections and return the exit status."""
-    arguments = parse_arguments()
-    tables = arguments.tables or Path(os.environ.get("GFLOWNET_TABLES", _ROOT.parent / "shared" / "data"))
+    arguments = parse_arguments(
+        __doc__,
+        texts={
+            "only": "sections, or the first words of their names",
+            "methods": "default: those of the section",
+            "searched": f"the method with the goals; default: {SEARCHED}",
+        },
+        numbers={"seeds": "seeds of each method; default: those of the section"},
+        paths={"tables": "folder of the benchmark tables", "out": f"folder of all runs; default: {_OUT}"},
+    )
+    arguments.searched, arguments.out = arguments.searched or SEARCHED, arguments.out or _OUT
+    tables = arguments.tables or Path(os.environ.get("GFLOWNET_TABLES", ROOT.parent / "shared" / "data"))
     chosen = arguments.only.split(",") if arguments.only else ["nb201_c10", "recorded"] if arguments.quick else []
     rows: list[Row] = []
     if not chosen or "surrogates" in chosen:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import FALLS_SHORT, HOLDS, SKIPPED, at_least, at_most, figure, finish, parse_arguments
-from scripts.bench_real import LONGER, Result, front_rows, problem_of, rows_of, trainings_of
+from scripts.bench_real import LONGER, Result, front_rows, gain_row, problem_of, rows_of, trainings_of
 
 FOLDER = Path(__file__).resolve().parent.parent / "scripts"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if "parse_arguments(__doc__" in path.read_text())
@@ -88,6 +88,9 @@ def test_gains_of_a_search_are_paired_by_seed() -> None:
     assert rows["recorded_digits: above random [+0.1000, +0.1000]"].value == pytest.approx(0.1)
     evolution = next(row for name, row in rows.items() if "above evolution" in name)
     assert (evolution.value, evolution.goal, evolution.holds) == (pytest.approx(0.05), ">= 0", True)
+    goals = ("", ">= 0", "interval > 0", "interval not below 0")
+    assert [gain_row("a", [0.0, 0.3], [0.1, 0.5], goal).holds for goal in goals] == [True, False, False, True]
+    assert not gain_row("a", [0.0, 0.0], [0.1, 0.1], goals[-1]).holds
     assert [trainings_of(name, "random", 60) for name in ("recorded_digits", "mnist1d")] == [180, 60]
     assert [trainings_of("recorded_digits", side, 60) for side in ("auto", "evolution", "tpe")] == [60, 90, 90]
     assert [trainings_of("mnist1d", side, 60, is_front=True) for side in ("auto", "random", LONGER)] == [60, 60, 180]
