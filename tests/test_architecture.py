@@ -21,13 +21,13 @@ SHRINKING_ROOMS = {
     "envs": 4_707,
     "search": 4_055,
     "operations": 4_674,
-    "run": 5_165,
+    "run": 5_164,
     "graphs": 4_784,
     "translation": 3_661,
-    "report": 4_186,
+    "report": 4_187,
 }
 NUM_PACKAGE_FILES = 371
-NUM_DOC_WORDS = 88_021
+NUM_DOC_WORDS = 88_114
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.

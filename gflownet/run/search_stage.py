@@ -213,7 +213,7 @@ class SearchStage(StepStage):
             "inherited": "" if self._inheritance is None else str(self._inheritance),
         }
         taken_over = tuple(TakenOver(**each) for each in summary)
-        run.record(search=SearchResults(line, len(means), *ends, taken_over, **lines))
+        run.record(search=SearchResults(line, len(means), *ends, taken_over=taken_over, **lines))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from gflownet.tasks.digits import DigitsTask
 
 from gflownet.config import load_config
 from gflownet.evaluation.candidates.sets import PARENTS_NAME, ParentWeights
@@ -19,6 +18,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.results import read_results
 from gflownet.train import main
 from gflownet.translation import GraphOutline, inherit_weights, inherited_share, to_pytorch_model
+from tasks.digits import DigitsTask
 from tests.evaluation.stub_rows import open_store, record
 from tests.tiny_run import TINY_RUN
 
@@ -54,8 +54,8 @@ def test_wider_network_keeps_the_function(child: ComputationGraph) -> None:
     assert nodes == {0: 0, 1: 1, 2: 2, 3: 3}
     weights = models[0].state_dict()
     share = inherit_weights(models[1], weights, nodes)
-    sizes = [{name: value.shape for name, value in model.state_dict().items()} for model in reversed(models)]
-    assert share == inherited_share(*sizes, nodes)
+    own, other = ({name: value.shape for name, value in model.state_dict().items()} for model in reversed(models))
+    assert share == inherited_share(own, other, nodes)
     assert (share == 1) == (likeness == 1) == (parent == child)
     torch.testing.assert_close(models[1].eval()(x), models[0].eval()(x))
 
