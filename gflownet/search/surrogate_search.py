@@ -258,11 +258,14 @@ class SurrogateSearch(SearchMethod):
 
     @cached_property
     def _earlier_best(self) -> GraphStates:
-        """The best architectures of earlier searches within today's hard caps: half of the first design."""
-        states = self.setup.prior.best(self.config.num_initial, self.model.targets)
-        return states[
-            accepted(states, torch.arange(len(states)), (self.config.num_initial + 1) // 2, self.setup.is_refused_at)
-        ]
+        """The best architectures of earlier searches within today's hard caps: half of the first design.
+
+        With several objectives the whole: a front has many, and its ends are as spread as a design.
+        """
+        num = self.config.num_initial
+        states = self.setup.prior.best(num, self.model.targets)
+        num = num if self.model.has_objectives else (num + 1) // 2
+        return states[accepted(states, torch.arange(len(states)), num, self.setup.is_refused_at)]
 
     @cached_property
     def _start_design(self) -> GraphStates:

@@ -170,6 +170,7 @@ def test_training_that_diverges_begins_again() -> None:
 
     def trained(state: Any) -> Any:
         (training,) = task.train_many([graph], states=[state], **options)
+        assert not isinstance(training, Exception)
         return training.score()
 
     parent = {PARENT: graph.to_dict(), WEIGHTS: weights}
