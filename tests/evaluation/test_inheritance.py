@@ -24,9 +24,9 @@ from tests.tiny_run import TINY_RUN
 
 _RUN = (
     *TINY_RUN,
-    *("task=digits", "evaluation.num_epochs=3", "evaluation.inherit=true", "search.method=surrogate", "final.top=0"),
-    *("search.surrogate.name=tests.search.toy_surrogates:RidgeRegression", "search.num_initial=6"),
-    *("search.train_sampler=false", "search.batch_size=1", "search.width=2", "budget.evaluations=10"),
+    *("task=digits", "evaluation.num_epochs=2", "evaluation.inherit=true", "search.method=surrogate", "final.top=0"),
+    *("search.surrogate.name=tests.search.toy_surrogates:RidgeRegression", "search.num_initial=5"),
+    *("search.train_sampler=false", "search.batch_size=1", "search.width=2", "budget.evaluations=8"),
 )
 
 
@@ -88,15 +88,15 @@ def test_rows_of_a_run(run: Path) -> None:
     others = [row for row in rows if is_other_training(row)]
     candidates = [row for row in rows if not row.seed and row not in others and not row.fidelity]
     inherited = [row for row in candidates if INHERITED in row.metrics]
-    assert len(candidates) == 10
+    assert len(candidates) == 8
     assert len(others) >= 3
-    assert all(INHERITED not in row.metrics for row in candidates[:6])
-    assert all(row.metrics[EPOCHS] == len(row.curve) < 3 for row in (*inherited, *others))
+    assert all(INHERITED not in row.metrics for row in candidates[:5])
+    assert all(row.metrics[EPOCHS] == len(row.curve) == 1 for row in (*inherited, *others))
     assert {row.key for row in others} <= {row.key for row in candidates}
-    assert len(list((run / PARENTS_NAME).iterdir())) == 10
+    assert len(list((run / PARENTS_NAME).iterdir())) == 8
     search = read_results(run).search
     assert search is not None
-    assert search.inherited.startswith(f"inherited weights: {len(inherited) + len(others) - 5} of 10 candidates, with ")
+    assert search.inherited.startswith(f"inherited weights: {len(inherited) + len(others) - 5} of 8 candidates, with ")
 
 
 def test_pool_gives_the_same_rows(run: Path, tmp_path: Path) -> None:
