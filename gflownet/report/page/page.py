@@ -249,7 +249,7 @@ def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Stateme
     begun = list[str]()
     if search is not None:
         begun += [f"Started {search.start}."] * bool(search.start)
-        begun += [f"{search.inherited[0].upper()}{search.inherited[1:]}."] * bool(search.inherited)
+        begun += [f"{search.inherited[:1].upper()}{search.inherited[1:]}."] * bool(search.inherited)
         begun += [f"Taken over {each.line}." for each in search.taken_over]
     yield Statement("Searched", [searched_words(run), *begun])
     if (effects := contents.get("effects")) is not None and effects.sentence:
