@@ -40,6 +40,7 @@ from gflownet.translation import GraphOutline, inherited_share
 _NUM_PARENTS = 64  # networks whose weights are kept, those used last
 _NUM_COMPARED = 16  # parents with most nodes of equal settings, whose graphs are matched
 _LEAST_SHARE = 0.5  # of weights that are inherited
+_LEAST_OF_START = 0.25  # where the parent is the network of env.start, which may be far larger
 _NUM_PAIRS = 5  # of the first design, and before ranks are compared
 _PAIR_EVERY = 20  # of the later inherited candidates, one is trained both ways
 _LEAST_CORRELATION = 0.8  # of the ranks of pairs, below which the inheritance ends
@@ -246,8 +247,8 @@ class Inheritance:
         for *_, values, key in nlargest(_NUM_COMPARED, (each for each in counts if each[-1] != own)):
             nodes, likeness = child.outline.matches(parents[key].outline)
             ranked.append((inherited_share(child.shapes, parents[key].shapes, nodes), likeness, values, key))
-        share, *_, key = max(ranked, default=(0.0, ""))
-        return key if share >= _LEAST_SHARE else None
+        share, _, values, key = max(ranked, default=(0.0, 0.0, (), ""))
+        return key if share >= (_LEAST_SHARE if values else _LEAST_OF_START) else None
 
     def _epochs(self, record: EvaluationRecord) -> int:
         return int(record.metrics.get(EPOCHS, self.task.max_fidelity))
