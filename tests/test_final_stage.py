@@ -179,7 +179,9 @@ class SizedTask(StubTask):
 
 def sized_parts(*options: str) -> Any:
     config = config_with("evaluation.objectives=[validation_accuracy,parameters]", *options)
-    return SimpleNamespace(task=SizedTask({}, config), config=config)
+    setup = SimpleNamespace(estimates=lambda values, metrics: values)
+    search = SimpleNamespace(method=SimpleNamespace(setup=setup))
+    return SimpleNamespace(task=SizedTask({}, config), config=config, search=search)
 
 
 def sized_row(key: int, score: float, size: float) -> EvaluationRecord:

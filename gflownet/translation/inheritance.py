@@ -115,9 +115,8 @@ def inherit_weights(model: nn.Module, weights: Mapping[str, Tensor], nodes: Mapp
 
 
 def _kind(graph: ComputationGraph, node: int) -> str:
-    attributes = graph.nodes[node].attributes
-    named = attributes.get("operation", attributes.get("subgraph"))
-    return str(named["name"] if isinstance(named, Mapping) else named)
+    value = graph.nodes[node]
+    return str((value.operation_name, value.subgraph))
 
 
 def _settings(graph: ComputationGraph, node: int) -> str:
