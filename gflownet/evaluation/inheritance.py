@@ -1,8 +1,9 @@
-"""Inherited weights: a candidate begins with those of the nearest evaluated network, and trains a part of the epochs.
+"""Inherited weights: a candidate begins with weights of the nearest evaluated network, and trains a part of the epochs.
 
 The first design trains from first values. Then each candidate gets the parent of which it can use most weights, out of
-those learned before its proposal; its epochs follow from their share. Some are trained both ways: these pairs tell the
-search what inherited scores lack, and end the inheritance where the ranks differ. Rows keep the measured scores.
+the networks learned before its proposal; its epochs follow from the share of these weights. Some are trained both ways:
+the pairs measure what inherited scores lack, and end the inheritance where the ranks differ. Rows keep the measured
+scores.
 
 Letters: n evaluations, K objectives, 1 for one score.
 """
@@ -37,7 +38,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.training.random_states import seeded
 from gflownet.translation import GraphOutline, inherited_share
 
-_NUM_PARENTS = 64  # networks whose weights are kept, those used last
+_NUM_PARENTS = 64  # networks used last, whose weights are kept
 _NUM_COMPARED = 16  # parents with most nodes of equal settings, whose graphs are matched
 _LEAST_SHARE = 0.5  # of weights that are inherited
 _LEAST_OF_START = 0.25  # where the parent is the network of env.start, which may be far larger
@@ -100,7 +101,7 @@ class Inheritance:
         self._num_learned = self._num_inherited = self._num_epochs = 0
         self._is_over = False
         self._pairs: list[_Pair] = []
-        self._parents: dict[str, Parent] = {}  # by key; those used last come last
+        self._parents: dict[str, Parent] = {}  # by key, in the order of their last use
 
     def begin(
         self, weights: ParentWeights, *, num_first: int, start: tuple[Any, Mapping[str, Tensor]] | None = None
@@ -156,7 +157,7 @@ class Inheritance:
         return [(each, _Choice(key, parents[key].text)) for each, key in pairs if key is not None]
 
     def add_parents(self, parents: Mapping[str, Parent]) -> list[str]:
-        """Add parents by key, and return the keys of those that are one too many."""
+        """Add parents by key, and return the keys of parents beyond the limit."""
         self._parents |= parents
         keys = list(self._parents)[: max(0, len(self._parents) - _NUM_PARENTS)]
         for key in keys:
@@ -258,11 +259,11 @@ class InheritingEvaluator(AsynchronousEvaluator):
     """Gives the candidates of a search the weights of a parent; other requests are passed on."""
 
     def __init__(
-        self, dispatcher: Dispatcher, inheritance: Inheritance, weights: ParentWeights, *, say: Callable[[str], None]
+        self, dispatcher: Dispatcher, inheritance: Inheritance, weights: ParentWeights, *, report: Callable[[str], None]
     ) -> None:
-        """Take the weights of a dispatcher; `say` is called with a line where the inheritance ends."""
+        """Take the weights of a dispatcher; `report` is called with a line where the inheritance ends."""
         self.task, self.executor, self.run = dispatcher.task, dispatcher.executor, dispatcher.run
-        self._dispatcher, self._inheritance, self._weights, self._say = dispatcher, inheritance, weights, say
+        self._dispatcher, self._inheritance, self._weights, self._report = dispatcher, inheritance, weights, report
         self._others: dict[Identity, EvaluationFuture] = {}  # of pairs in flight, the inherited training
         dispatcher.parents = weights
 
@@ -311,7 +312,7 @@ class InheritingEvaluator(AsynchronousEvaluator):
         results = super().evaluations(futures, step=step)  # from here on nothing waits, or ends in the middle
         lines = [inheritance.add_pair(other.record, values) for other, values in pairs if other.record is not None]
         for line in filter(None, lines):
-            self._say(line)
+            self._report(line)
         self._weights.drop(inheritance.add_parents(new))
         inheritance.learn(futures)
         for future in futures:
@@ -319,7 +320,7 @@ class InheritingEvaluator(AsynchronousEvaluator):
         return results
 
     def _submit_other(self, candidate: Any, choice: _Choice, *, step: int) -> EvaluationFuture:
-        """Train a network with inherited weights beside its training from first values, outside of the budget."""
+        """Train a network with inherited weights, in addition to its training from first values, outside of the budget."""
         request = Request(candidate, fidelity=_PAIR_FIDELITY, schedule=_PAIR_FIDELITY, training=self._training(choice))
         (future,) = self._dispatcher.submit([request], step=step)
         if future.record is None:

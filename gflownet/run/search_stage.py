@@ -86,7 +86,7 @@ class SearchStage(StepStage):
             start = None if method.setup.start is None else method.setup.start.network
             first = None if start is None or start.weights is None else (start.candidate, start.weights)
             self._inheritance.begin(weights, num_first=method.num_first, start=first)
-            self._search = InheritingEvaluator(evaluator, self._inheritance, weights, say=run.logger.print)
+            self._search = InheritingEvaluator(evaluator, self._inheritance, weights, report=run.logger.print)
         with on_alarm(evaluator.executor.interrupt) if parts.config.budget.seconds else nullcontext():
             super().run(run)
         if not run.is_stopped:
