@@ -320,7 +320,7 @@ class InheritingEvaluator(AsynchronousEvaluator):
         return results
 
     def _submit_other(self, candidate: Any, choice: _Choice, *, step: int) -> EvaluationFuture:
-        """Train a network with inherited weights, in addition to its training from first values, outside of the budget."""
+        """Train a network with inherited weights too; the budget does not count it."""
         request = Request(candidate, fidelity=_PAIR_FIDELITY, schedule=_PAIR_FIDELITY, training=self._training(choice))
         (future,) = self._dispatcher.submit([request], step=step)
         if future.record is None:
