@@ -335,7 +335,7 @@ class Dispatcher(AsynchronousEvaluator):
         if outcome.status is not EvaluationStatus.REFUSED:
             self.mean_seconds = _DECAY * (self.mean_seconds or outcome.seconds) + (1 - _DECAY) * outcome.seconds
         if outcome.status is EvaluationStatus.OK:
-            self._deadlines.add(future.request.fidelity, outcome.seconds)
+            self._deadlines.add(future.request, outcome.seconds)
         record = future.record = self.revise(record)
         if outcome.weights is not None:
             for keeper in self._keepers:

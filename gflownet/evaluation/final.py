@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.candidates.sets import WeightFolder
+from gflownet.evaluation.candidates.tensor_task import EPOCHS
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe
@@ -440,8 +441,9 @@ class FinalTrainings:
         ]
         known = self.dispatcher.store.find_many([request.identity for *_, request in wanted])
         records = [record for race in races for record in race.finalists.records]
-        seconds = math.fsum(each.seconds for each in records) / max(len(records), 1)  # of the length of the search
-        seconds *= (length or 1) / (self._task.max_fidelity or 1)
+        whole = self._task.max_fidelity or 1  # epochs or steps in the search; fewer with inherited weights
+        seconds = math.fsum(each.seconds * whole / each.metrics.get(EPOCHS, whole) for each in records)
+        seconds *= (length or 1) / whole / max(len(records), 1)
         num_left, seconds_left = sum(race.num_left for race in races), sum(race.seconds_left for race in races)
         num_new, chosen = min(num_left, seconds_left / max(seconds, 1e-9)), []
         for each, row in zip(wanted, known, strict=True):

@@ -47,6 +47,7 @@ _PAIR_EVERY = 20  # of the later inherited candidates, one is trained both ways
 _LEAST_CORRELATION = 0.8  # of the ranks of pairs, below which the inheritance ends
 _PAIR_FIDELITY = 1  # of the row of the inherited training of a pair
 _LEAST_EPOCHS = 2
+_COUNTS = ("_num_learned", "_num_chosen", "_num_inherited", "_num_epochs", "_num_failed", "_is_over")
 _PENALTY = 0.25  # of a pair with half of the weights
 _CHECK_EVERY_S = 0.2
 
@@ -65,7 +66,7 @@ class _Pair:
     """Both trainings of a network."""
 
     share: float  # of its weights that were inherited
-    inherited: tuple[float, ...]  # K scores or utilities
+    inherited: tuple[float, ...]  # score, and the utilities of K objectives
     others: tuple[float, ...]  # from first values
 
 
@@ -76,7 +77,7 @@ class Parent:
     candidate: Any
     outline: GraphOutline
     shapes: Mapping[str, torch.Size]  # of the weights
-    values: tuple[float, ...]  # K scores or utilities
+    values: tuple[float, ...]  # score, and the utilities of K objectives; none of the network of env.start
 
     @property
     def text(self) -> str:
@@ -98,7 +99,8 @@ class Inheritance:
         self.num_first = 0  # candidates that are trained from first values
         self.weights: ParentWeights | None = None
         self.choices: dict[Identity, _Choice] = {}  # of candidates in flight
-        self._num_learned = self._num_inherited = self._num_epochs = 0
+        self._num_learned = self._num_chosen = self._num_inherited = self._num_epochs = 0
+        self._num_failed = 0  # pairs of which one training failed, or has begun again
         self._is_over = False
         self._pairs: list[_Pair] = []
         self._parents: dict[str, Parent] = {}  # by key, in the order of their last use
@@ -118,8 +120,7 @@ class Inheritance:
             return
         candidate, tensors = start
         self.num_first, key, parent = 0, candidate.canonical_key(), self.parent(candidate)
-        if not weights.path(key).exists():
-            weights.write(key, saved_weights(tensors))
+        weights.begin_with(key, saved_weights(tensors))
         if parent is not None and not self._num_learned:
             self._parents[key] = parent
 
@@ -131,9 +132,9 @@ class Inheritance:
         if key is None:
             return None
         self._parents[key] = self._parents.pop(key)
-        self._num_inherited += 1
-        num_pairs = len(self._pairs) + sum(choice.is_pair for choice in self.choices.values())
-        is_pair = num_pairs < _NUM_PAIRS or self._num_inherited % _PAIR_EVERY == 0
+        self._num_chosen += 1
+        num_pairs = len(self._pairs) + self._num_failed + sum(choice.is_pair for choice in self.choices.values())
+        is_pair = num_pairs < _NUM_PAIRS or self._num_chosen % _PAIR_EVERY == 0
         return _Choice(key, self._parents[key].text, is_pair)
 
     def parent(self, candidate: Any, record: EvaluationRecord | None = None) -> Parent | None:
@@ -158,7 +159,7 @@ class Inheritance:
 
     def add_parents(self, parents: Mapping[str, Parent]) -> list[str]:
         """Add parents by key, and return the keys of parents beyond the limit."""
-        self._parents |= parents
+        self._parents |= {key: each for key, each in parents.items() if self._parents.get(key, each).values}
         keys = list(self._parents)[: max(0, len(self._parents) - _NUM_PARENTS)]
         for key in keys:
             del self._parents[key]
@@ -169,9 +170,13 @@ class Inheritance:
         self._num_epochs += self._epochs(inherited)
         share = inherited.metrics.get(INHERITED)
         if not share or not values or inherited.status is not EvaluationStatus.OK:
-            return ""
+            self._num_failed += 1
+            was_over, self._is_over = self._is_over, self._is_over or self._num_failed > len(self._pairs) + _NUM_PAIRS
+            failed = counted(self._num_failed, "network")
+            words = f"inherited weights are of no use to {failed}: further ones are trained from first values"
+            return words if self._is_over > was_over else ""
         self._pairs.append(_Pair(share, self._values(inherited), values))
-        if self._is_over or len(self._pairs) < _NUM_PAIRS or self._correlation >= _LEAST_CORRELATION:
+        if self._is_over or len(self._pairs) < _NUM_PAIRS or not self._correlation < _LEAST_CORRELATION:
             return ""
         self._is_over = True
         return (
@@ -179,10 +184,17 @@ class Inheritance:
             f"rank correlation of {self._correlation:.2f}: further ones are trained from first values"
         )
 
+    def end(self) -> None:
+        """Remove the weights of all networks but the last parents."""
+        if self.weights is not None:
+            self.weights.end(self._parents)
+
     def learn(self, futures: Sequence[EvaluationFuture]) -> None:
         """Count results of the search."""
         self._num_learned += len(futures)
-        self._num_epochs += sum(self._epochs(each.record) for each in futures if each.record is not None)
+        records = [each.record for each in futures if each.record is not None]
+        self._num_inherited += sum(INHERITED in record.metrics for record in records)
+        self._num_epochs += sum(map(self._epochs, records))
         for future in futures:
             self.choices.pop(future.request.identity, None)
 
@@ -196,7 +208,7 @@ class Inheritance:
             return values
         rows = [(1 - pair.share, torch.tensor(pair.others) - torch.tensor(pair.inherited)) for pair in self._pairs]
         lacking = torch.stack([missing * difference for missing, difference in rows]).sum(0)
-        slope = lacking / (math.fsum(missing**2 for missing, _ in rows) + _PENALTY)
+        slope = lacking[-values.shape[1] :] / (math.fsum(missing**2 for missing, _ in rows) + _PENALTY)
         missing = torch.tensor([1 - row.get(INHERITED, 1.0) for row in metrics], dtype=values.dtype)
         return torch.minimum(values + missing[:, None] * slope, values.amax(0))
 
@@ -205,7 +217,7 @@ class Inheritance:
         if self.weights is not None:
             self.weights.checkpoint()
         return {
-            "counts": (self._num_learned, self._num_inherited, self._num_epochs, self._is_over),
+            "counts": {name: getattr(self, name) for name in _COUNTS},
             "pairs": [asdict(pair) for pair in self._pairs],
             "choices": [(tuple(identity), asdict(choice)) for identity, choice in self.choices.items()],
             "parents": [(key, each.text, each.values) for key, each in self._parents.items()],
@@ -213,7 +225,7 @@ class Inheritance:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state_dict`."""
-        self._num_learned, self._num_inherited, self._num_epochs, self._is_over = state["counts"]
+        vars(self).update(state["counts"])
         self._pairs = [_Pair(**pair) for pair in state["pairs"]]
         self.choices = {Identity(*identity): _Choice(**choice) for identity, choice in state["choices"]}
         self._parents = {}
@@ -232,7 +244,7 @@ class Inheritance:
         )
 
     def _values(self, record: EvaluationRecord) -> tuple[float, ...]:
-        return utilities_of(record, task=self.task) or (record.score,)
+        return record.score, *utilities_of(record, task=self.task)
 
     @property
     def _correlation(self) -> float:
@@ -240,7 +252,8 @@ class Inheritance:
 
     def _nearest(self, candidate: Any, parents: Mapping[str, Parent]) -> str | None:
         """Return the key of the parent of which a candidate can use most weights, of equal ones the most alike."""
-        own, child = candidate.canonical_key(), self.parent(candidate)
+        own = candidate.canonical_key()
+        child = self.parent(candidate) if parents.keys() - {own} else None
         if child is None:
             return None
         counts = [(child.outline.num_equal(each.outline), each.values, key) for key, each in parents.items()]
@@ -269,8 +282,12 @@ class InheritingEvaluator(AsynchronousEvaluator):
 
     def submit(self, requests: Sequence[Request], *, step: int) -> list[EvaluationFuture]:
         choices, submitted = self._inheritance.choices, list[Request]()
-        for request in requests:
-            is_new = request == Request(request.candidate) and request.identity not in choices
+        self.flush()
+        known = self._dispatcher.store.find_many([request.identity for request in requests])
+        for request, row in zip(requests, known, strict=True):
+            # Rows of this step are new: a resumed run may find them.
+            is_known = row is not None and (row.run != self.run or row.step < step)
+            is_new = request == Request(request.candidate) and request.identity not in choices and not is_known
             if is_new and (choice := self._inheritance.choose(request.candidate)) is not None:
                 choices[request.identity] = choice
             choice = choices.get(request.identity)
@@ -304,7 +321,8 @@ class InheritingEvaluator(AsynchronousEvaluator):
             if parent is not None and record is not None and self._weights.path(record.key).exists():
                 new[record.key] = parent
             if other is not None:
-                pairs.append((other, () if parent is None else parent.values))
+                is_whole = parent is not None and record is not None and INHERITED not in record.metrics
+                pairs.append((other, parent.values if is_whole and parent is not None else ()))
         for parent, choice in inheritance.first_pairs(new, len(futures)):
             pairs.append((self._submit_other(parent.candidate, choice, step=step), parent.values))
         while any(other.record is None for other, _ in pairs):
@@ -313,7 +331,8 @@ class InheritingEvaluator(AsynchronousEvaluator):
         lines = [inheritance.add_pair(other.record, values) for other, values in pairs if other.record is not None]
         for line in filter(None, lines):
             self._report(line)
-        self._weights.drop(inheritance.add_parents(new))
+        unused = inheritance.add_parents(new)
+        self._weights.change(new, unused)
         inheritance.learn(futures)
         for future in futures:
             self._others.pop(future.request.identity, None)
@@ -337,14 +356,17 @@ class InheritingEvaluator(AsynchronousEvaluator):
 
 def is_other_training(record: EvaluationRecord) -> bool:
     """Return whether a row is the inherited training of a pair."""
-    return INHERITED in record.metrics and record.fidelity == _PAIR_FIDELITY
+    return not record.seed and record.fidelity == _PAIR_FIDELITY
 
 
-def build_inheritance(task: GFNTask, config: TaskConfig, *, candidate_type: type) -> Inheritance | None:
+def build_inheritance(
+    task: GFNTask, config: TaskConfig, *, candidate_type: type, uses_surrogate: bool
+) -> Inheritance | None:
     """Return the inheritance of a run, None where it is off.
 
     Raises:
-        UserError: candidates that are no networks or train in one epoch, or successive halving.
+        UserError: candidates that are no networks or train in one epoch, evaluations of the user's own, successive
+            halving, or a method without a surrogate.
     """
     if not config.evaluation.inherit:
         return None
@@ -353,6 +375,10 @@ def build_inheritance(task: GFNTask, config: TaskConfig, *, candidate_type: type
         reason = f"with task={config.task}, whose candidates are no networks that train on examples"
     elif task.max_fidelity < _LEAST_EPOCHS:
         reason = f"with evaluation.num_epochs={task.max_fidelity}, of which no part is left out"
+    elif any(getattr(type(task), name) is not getattr(TensorTask, name) for name in ("evaluate", "train_many")):
+        reason = f"with task={config.task}, which has an evaluation of its own"
+    elif not uses_surrogate:
+        reason = "with a search method that has no surrogate to learn what inherited scores lack"
     elif config.evaluation.halving.min_fidelity:
         reason = "with evaluation.halving.min_fidelity, which shortens trainings too"
     else:

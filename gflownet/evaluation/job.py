@@ -157,17 +157,22 @@ def record_of(
 _MEDIANS, _SHORTEST_S = 30, 30.0
 
 
+def _kind(request: Request) -> tuple[int | None, bool]:
+    """Return what the duration of an evaluation depends on: fidelity, and whether it begins with a saved state."""
+    return request.fidelity, request.training is not None
+
+
 class Deadlines:
     """Time limits of jobs: that of the config, or a shorter one where most candidates were faster by far."""
 
     def __init__(self, longest: float | None) -> None:
         """Take the limit per candidate in seconds; None: no candidate has one."""
         self._longest = longest
-        self._seconds: dict[int | None, list[float]] = {}  # of successful evaluations by fidelity, sorted
+        self._seconds: dict[tuple[int | None, bool], list[float]] = {}  # of successful evaluations by kind, sorted
 
-    def add(self, fidelity: int | None, seconds: float) -> None:
+    def add(self, request: Request, seconds: float) -> None:
         """Add the duration of a successful evaluation."""
-        insort(self._seconds.setdefault(fidelity, []), seconds)
+        insort(self._seconds.setdefault(_kind(request), []), seconds)
 
     def measured(self, futures: Sequence[EvaluationFuture], *, num_running: int = 0) -> float:
         """Return the seconds in which a job has its next outcome unless it is far slower than most; inf: unknown.
@@ -175,7 +180,7 @@ class Deadlines:
         Running evaluations count as longer than finished ones, because the first ones to finish are fast. All
         candidates of a job may have their outcomes at the same time.
         """
-        seconds = self._seconds.get(futures[0].request.fidelity, [])
+        seconds = self._seconds.get(_kind(futures[0].request), [])
         place = (len(seconds) + num_running - 1) // 2
         median = seconds[place] if 0 <= place < len(seconds) else math.inf
         return len(futures) * max(_SHORTEST_S, _MEDIANS * median)

@@ -125,7 +125,12 @@ class Builder:
         self.auxiliary = self.build_auxiliary()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
-        self.inheritance = build_inheritance(self.task, config, candidate_type=self.env.terminal_type)
+        self.inheritance = build_inheritance(
+            self.task,
+            config,
+            candidate_type=self.env.terminal_type,
+            uses_surrogate=self.extensions.method.uses_surrogate,
+        )
         self.search = self.build_search()
         if isinstance(self.task, TensorTask) and self.task.lacks_target:
             states = self.search.method.setup.random_draws(Stream.LATENCY)(_NUM_TIMED, torch.Generator())

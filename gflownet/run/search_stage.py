@@ -91,6 +91,8 @@ class SearchStage(StepStage):
             super().run(run)
         if not run.is_stopped:
             run.store.abandon(run=parts.run_id)
+            if self._inheritance is not None:
+                self._inheritance.end()
         if self._halving is not None:
             run.logger.print(str(self._halving))
 

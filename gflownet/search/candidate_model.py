@@ -123,9 +123,10 @@ class CandidateModel:
 
     def targets(self, history: History) -> Tensor:
         """Return what the surrogates predict: [n, 1] measured scores or [n, K] utilities, float64."""
-        return self._setup.estimates(self._measured(history), history.metrics)
+        return self._setup.estimates(self.measured(history), history.metrics)
 
-    def _measured(self, history: History) -> Tensor:
+    def measured(self, history: History) -> Tensor:
+        """Return the measured scores [n, 1] or utilities [n, K], float64."""
         if not self.has_objectives:
             return torch.tensor(history.measured, dtype=torch.float64)[:, None]
         failed = (0.0,) * len(self.surrogates)
@@ -184,7 +185,10 @@ class CandidateModel:
         if self._has_started or not self._prior.searches:
             return
         self._has_started, histories = True, [each.history for each in self._prior.searches]
-        features, targets = [self.encode(each.states) for each in histories], [self.targets(each) for each in histories]
+        features, targets = (
+            [self.encode(each.states) for each in histories],
+            [self.measured(each) for each in histories],
+        )
         for place, surrogate in enumerate(self.surrogates):
             surrogate.start_from([(known, values[:, place]) for known, values in zip(features, targets, strict=True)])
 

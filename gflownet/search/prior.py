@@ -137,7 +137,7 @@ def earlier_search(
     """
     history, num, ends = History(env), 0, ends_of(env)
     for record in records:
-        if record.seed or record.status is EvaluationStatus.REFUSED:
+        if record.seed or record.fidelity or record.status is EvaluationStatus.REFUSED:
             continue
         num += 1
         try:

@@ -263,7 +263,7 @@ class SurrogateSearch(SearchMethod):
         With several objectives the whole: a front has many, and its ends are as spread as a design.
         """
         num = self.config.num_initial
-        states = self.setup.prior.best(num, self.model.targets)
+        states = self.setup.prior.best(num, self.model.measured)
         num = num if self.model.has_objectives else (num + 1) // 2
         return states[accepted(states, torch.arange(len(states)), num, self.setup.is_refused_at)]
 

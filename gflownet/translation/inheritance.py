@@ -14,6 +14,8 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.values import thawed
 
 _NAME = re.compile(r"(.*?)((?:_\d+)+)")  # of a module or parameter: its kind, and the ids of its nodes
+_RESIZED = {"weight", "bias", "running_mean", "running_var"}  # tensors of layers whose outputs are along the first axis
+_STACKED = ("post_", "qkv")  # in names of weights with several parts along an axis: copied at one size only
 _KERNEL_AXES = 2  # first axis of a weight after those of its outputs and inputs
 _DEPTH_WEIGHT = 0.1  # of a difference of depths, against equal neighbours
 
@@ -88,8 +90,8 @@ def inherited_share(
         nodes: a node of the other network for nodes of this one, see `GraphOutline.matches`.
     """
     names = ((name, _name_before(name, nodes)) for name in sizes)
-    pairs = [(sizes[name], others[before]) for name, before in names if before in others]
-    num = sum(math.prod(map(min, own, other)) for own, other in pairs if len(own) == len(other))
+    pairs = [(name, sizes[name], others[before]) for name, before in names if before in others]
+    num = sum(math.prod(map(min, own, other)) for name, own, other in pairs if _is_copied(name, own, other))
     return num / math.sqrt(max(math.prod(sum(map(math.prod, each.values())) for each in (sizes, others)), 1))
 
 
@@ -108,7 +110,7 @@ def inherit_weights(model: nn.Module, weights: Mapping[str, Tensor], nodes: Mapp
     with torch.no_grad():
         for name, target in targets.items():
             source = weights.get(_name_before(name, nodes))
-            if source is not None and source.ndim == target.ndim:
+            if source is not None and _is_copied(name, target.shape, source.shape):
                 _copy(target, source)
     sizes, others = ({name: value.shape for name, value in each.items()} for each in (targets, weights))
     return inherited_share(sizes, others, nodes)
@@ -132,6 +134,15 @@ def _name_before(name: str, nodes: Mapping[int, int]) -> str:
         return name
     ids = [nodes.get(int(number)) for number in found[2][1:].split("_")]
     return "" if None in ids else f"{found[1]}_{'_'.join(map(str, ids))}{dot}{rest}"
+
+
+def _is_copied(name: str, own: Sequence[int], other: Sequence[int]) -> bool:
+    """Return whether a tensor keeps the entries that one of another network has."""
+    if tuple(own) == tuple(other):
+        return True
+    first, _, last = name.rpartition(".")
+    is_plain = (last in _RESIZED or not first) and not any(part in name for part in _STACKED)
+    return is_plain and len(own) == len(other)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -96,7 +96,7 @@ def test_rows_of_a_run(run: Path) -> None:
     assert len(list((run / PARENTS_NAME).iterdir())) == 8
     search = read_results(run).search
     assert search is not None
-    assert search.inherited.startswith(f"inherited weights: {len(inherited) + len(others) - 5} of 8 candidates, with ")
+    assert search.inherited.startswith(f"inherited weights: {len(inherited)} of 8 candidates, with ")
 
 
 def test_pool_gives_the_same_rows(run: Path, tmp_path: Path) -> None:
@@ -114,8 +114,9 @@ def test_pool_gives_the_same_rows(run: Path, tmp_path: Path) -> None:
     [
         (("task=hypergrid", "env.name=hypergrid"), "with task=hypergrid, whose candidates are no networks"),
         (("task=digits", "evaluation.num_epochs=1"), "with evaluation.num_epochs=1, of which no part is left out"),
+        (("task=digits", "evaluation.num_epochs=2", "search.method=gflownet"), "with a search method that has no surr"),
         (
-            ("task=digits", "evaluation.num_epochs=4", "evaluation.halving.min_fidelity=1", "search.method=gflownet"),
+            ("task=digits", "evaluation.num_epochs=4", "evaluation.halving.min_fidelity=1", "search.method=surrogate"),
             "with evaluation.halving.min_fidelity, which shortens trainings too",
         ),
     ],
@@ -131,7 +132,10 @@ def inheritance() -> Inheritance:
     return Inheritance(DigitsTask(load_config("digits")), from_dict=ComputationGraph.from_dict)
 
 
-@pytest.mark.parametrize(("others", "is_over"), [((0.2, 0.4, 0.6, 0.7, 0.9), False), ((0.9, 0.2, 0.7, 0.3, 0.6), True)])
+@pytest.mark.parametrize(
+    ("others", "is_over"),
+    [((0.2, 0.4, 0.6, 0.7, 0.9), False), ((0.9, 0.2, 0.7, 0.3, 0.6), True), ((0.5,) * 5, False)],  # NaN decides nothing
+)
 def test_inheritance_ends_where_ranks_differ(others: tuple[float, ...], is_over: bool) -> None:
     found, lines = inheritance(), []
     for score, other in zip((0.1, 0.3, 0.5, 0.6, 0.8), others, strict=True):
@@ -139,6 +143,7 @@ def test_inheritance_ends_where_ranks_differ(others: tuple[float, ...], is_over:
         lines.append(found.add_pair(row, (other,)))
     assert lines[:4] == [""] * 4
     assert ("further ones are trained from first values" in lines[4]) == is_over
+    assert found.add_pair(record("a", score=0.5, metrics={}), (0.5,)) == "", "a pair that has begun again"
     state = found.state_dict()
     again = inheritance()
     again.load_state_dict(state)
@@ -185,9 +190,16 @@ def test_training_that_diverges_begins_again() -> None:
 
 def test_weights_stay_until_no_checkpoint_needs_them(tmp_path: Path) -> None:
     weights = ParentWeights(tmp_path, write=write_whole)
-    weights.write("a", b"1")
-    weights.drop(["a"])
+    weights.begin_with("start", b"0")
+    for key in ("start", "a", "b", "c"):
+        weights.add(record(key), b"1")
+    assert weights.path("start").read_bytes() == b"0"
+    weights.change([], ["a", "b"])
+    weights.change(["b"], [])  # it is a parent again
     for is_there in (True, True, False):
         assert weights.path("a").exists() == is_there
         weights.checkpoint()
+    assert weights.path("b").exists()
+    weights.end(["c"])
+    assert [path.name for path in tmp_path.iterdir()] == [weights.path("c").name]
     assert json.dumps([weights.keeps(0), weights.keeps(1)]) == "[true, false]"

@@ -71,15 +71,15 @@ def test_deadline_is_thirty_medians_between_its_bounds():
     )
     assert deadlines.of(futures[3]) == 600.0
     for seconds in (5.0, 1.0, 2.0, 0.1):
-        deadlines.add(3, seconds)
-    deadlines.add(9, 0.1)
+        deadlines.add(Request(StubCandidate("a"), fidelity=3), seconds)
+    deadlines.add(Request(StubCandidate("a"), fidelity=9), 0.1)
     assert [deadlines.of(each) for each in futures.values()] == [30.0, 30.0, 600.0]
-    deadlines.add(3, 40.0)
+    deadlines.add(Request(StubCandidate("a"), fidelity=3), 40.0)
     assert [deadlines.of(num * futures[3]) for num in (1, 2)] == [60.0, 120.0]
     # The first of many are fast: while most are running, nothing is known about them.
     assert [deadlines.of(futures[3], num_running=num) for num in (4, 5)] == [600.0, 600.0]
     assert [deadlines.of(futures[9], num_running=num) for num in (1, 2)] == [30.0, 600.0]
     assert math.isinf(deadlines.measured(futures[9], num_running=2))
     for _ in range(4):
-        deadlines.add(3, 40.0)
+        deadlines.add(Request(StubCandidate("a"), fidelity=3), 40.0)
     assert (deadlines.of(2 * futures[3]), Deadlines(None).of(futures[3])) == (1200.0, None)

@@ -102,6 +102,7 @@ class ParentWeights:
         """Keep the folder; `write` writes a file, whole or not at all."""
         self._folder, self._write = folder, write
         self._unused, self._removable = list[str](), list[str]()  # keys, since the last checkpoint and before it
+        self._start = ""  # key of the network of env.start, whose weights stay
 
     def keeps(self, seed: int) -> bool:
         """Return whether weights of trainings with this seed are wanted: of the search."""
@@ -109,20 +110,31 @@ class ParentWeights:
 
     def add(self, record: EvaluationRecord, weights: bytes) -> None:
         """Write the weights of a training of the search."""
-        if record.status is EvaluationStatus.OK and self.keeps(record.seed):
-            self.write(record.key, weights)
+        if record.status is EvaluationStatus.OK and self.keeps(record.seed) and record.key != self._start:
+            self._write(self.path(record.key), weights)
 
-    def write(self, key: str, weights: bytes) -> None:
-        """Write the weights of a network."""
-        self._write(self.path(key), weights)
+    def begin_with(self, key: str, weights: bytes) -> None:
+        """Write the weights of the network of env.start, once."""
+        self._start = key
+        if not self.path(key).exists():
+            self._write(self.path(key), weights)
 
     def path(self, key: str) -> Path:
         """Return the file of a network."""
         return self._folder / f"{_digest(key)}.safetensors"
 
-    def drop(self, keys: Sequence[str]) -> None:
-        """Remove the weights of networks after the next checkpoint but one."""
-        self._unused += keys
+    def change(self, used: Iterable[str], unused: Sequence[str]) -> None:
+        """Keep the weights of networks, and remove others after the next checkpoint but one."""
+        kept = {*used}
+        self._unused = [key for key in (*self._unused, *unused) if key not in kept]
+        self._removable = [key for key in self._removable if key not in kept]
+
+    def end(self, used: Iterable[str]) -> None:
+        """Remove the weights of all networks but those of the last parents."""
+        paths = {self.path(key) for key in used}
+        for path in self._folder.glob("*.safetensors"):
+            if path not in paths:
+                path.unlink(missing_ok=True)
 
     def checkpoint(self) -> None:
         """Remove what the checkpoint before this one does not need."""
