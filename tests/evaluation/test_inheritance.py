@@ -109,6 +109,15 @@ def test_pool_gives_the_same_rows(run: Path, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
+def test_results_in_any_order_are_all_learned(tmp_path: Path) -> None:
+    """Evaluations that finish while a pair is awaited are learned later."""
+    assert main([*_RUN, "asynchronous.max_in_flight=3", f"log_dir={tmp_path / 'run'}"]) == 0
+    search = read_results(tmp_path / "run").search
+    assert search is not None
+    assert "8 evaluations are done" in search.end
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
