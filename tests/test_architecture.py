@@ -27,7 +27,7 @@ SHRINKING_ROOMS = {
     "report": 4_187,
 }
 NUM_PACKAGE_FILES = 371
-NUM_DOC_WORDS = 88_442
+NUM_DOC_WORDS = 88_558
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.
