@@ -17,9 +17,9 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # Rooms that should shrink, with at most so many lines of Python each: a commit that shortens one lowers its number. The
 # ceilings of package, tests and scripts (lines, functions, nodes of the syntax tree) stand in lines.py, see .ci/run.
 SHRINKING_ROOMS = {
-    "evaluation": 12_881,
+    "evaluation": 12_879,
     "envs": 4_707,
-    "search": 4_062,
+    "search": 4_061,
     "operations": 4_674,
     "run": 5_171,
     "graphs": 4_784,

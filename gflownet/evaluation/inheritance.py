@@ -309,20 +309,18 @@ class InheritingEvaluator(AsynchronousEvaluator):
 
     def evaluations(self, futures: Sequence[EvaluationFuture], *, step: int) -> list[Evaluation]:
         """Return the evaluations of finished futures, and learn from them once their pairs are finished too."""
-        inheritance, new, pairs = (
-            self._inheritance,
-            dict[str, Parent](),
-            list[tuple[EvaluationFuture, tuple[float, ...]]](),
-        )
+        inheritance, new = self._inheritance, dict[str, Parent]()
+        pairs = list[tuple[EvaluationFuture, tuple[float, ...]]]()
         for future in futures:
             record, other = future.record, self._others.get(future.request.identity)
-            is_ok = record is not None and record.status is EvaluationStatus.OK
+            assert record is not None
+            is_ok = record.status is EvaluationStatus.OK
             parent = inheritance.parent(future.request.candidate, record) if is_ok else None
-            if parent is not None and record is not None and self._weights.path(record.key).exists():
+            if parent is not None and self._weights.path(record.key).exists():
                 new[record.key] = parent
             if other is not None:
-                is_whole = parent is not None and record is not None and INHERITED not in record.metrics
-                pairs.append((other, parent.values if is_whole and parent is not None else ()))
+                is_whole = INHERITED not in record.metrics
+                pairs.append((other, parent.values if parent is not None and is_whole else ()))
         for parent, choice in inheritance.first_pairs(new, len(futures)):
             pairs.append((self._submit_other(parent.candidate, choice, step=step), parent.values))
         while any(other.record is None for other, _ in pairs):

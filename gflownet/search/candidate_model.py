@@ -185,12 +185,9 @@ class CandidateModel:
         if self._has_started or not self._prior.searches:
             return
         self._has_started, histories = True, [each.history for each in self._prior.searches]
-        features, targets = (
-            [self.encode(each.states) for each in histories],
-            [self.measured(each) for each in histories],
-        )
+        known = [(self.encode(each.states), self.measured(each)) for each in histories]
         for place, surrogate in enumerate(self.surrogates):
-            surrogate.start_from([(known, values[:, place]) for known, values in zip(features, targets, strict=True)])
+            surrogate.start_from([(features, values[:, place]) for features, values in known])
 
     def _log_feasibility(self, features: Any) -> Tensor:
         """Return the logarithm of the probability that all caps hold, [B] float64."""

@@ -233,7 +233,9 @@ class SearchLoop:
             evaluator.advance(timeout=0.0)
         while not (parts := self._finished()):
             evaluator.advance(timeout=_CHECK_EVERY_S)
-        left = [call.part(rows) for call in self._in_flight if (rows := call.rows(finished=False))]
+        left = self._in_flight[1:]
+        if not self.options.in_order:  # others may finish while these are learned
+            left = [call.part(rows) for call in self._in_flight if (rows := call.rows(finished=False))]
         futures = [future for part in parts for future in part.futures]
         results = Results(
             self.round + 1,
@@ -242,7 +244,7 @@ class SearchLoop:
             [each for part in parts for each in evaluator.evaluations(part.futures, step=part.number)],
         )
         step = self.learn(results)
-        self._in_flight = self._in_flight[1:] if self.options.in_order else left
+        self._in_flight = left
         if self.options.in_order:
             return step
         ages = [self.round - 1 - part.round for part in parts for _ in part.futures]

@@ -36,15 +36,6 @@ class CandidateDivergedError(DivergedError):
     """The training loss is too large or not finite."""
 
 
-@dataclass(frozen=True)
-class Length:
-    """Epochs of a training."""
-
-    num_epochs: int  # after which to stop
-    schedule: int  # of the whole training, for the learning rate
-    measure_after: int = 0  # after which the validation metric is measured first
-
-
 @dataclass(eq=False)
 class ModelTraining:
     """A model and the state of its training, to train on from."""
@@ -80,6 +71,15 @@ class ModelTraining:
         self.num_epochs, self.train_loss = state["num_epochs"], state["train_loss"]
         self.values = list(state["values"])
         self.optimisation, self.global_states = state["optimisation"], state["global_states"]
+
+
+@dataclass(frozen=True)
+class Length:
+    """Epochs of a training."""
+
+    num_epochs: int  # after which to stop
+    schedule: int  # of the whole training, for the learning rate
+    measure_after: int = 0  # after which the validation metric is measured first
 
 
 @dataclass(frozen=True)
